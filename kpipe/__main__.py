@@ -1,0 +1,3 @@
+from kpipe.cli import main
+
+main()
