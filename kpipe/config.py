@@ -48,6 +48,8 @@ class PolicyConfig(_Section):
     max_new_tokens: int = Field(40, gt=0, description="length limit of a suggestion")
     max_prompt_tokens: int = Field(2048, gt=0, description="longer prompts end the trajectory as a fault")
     prompt: str = Field("compact", description="template in kpipe/prompts")
+    batch_size: int = Field(64, gt=0, description="prompts sampled together")
+    batch_wait_s: float = Field(0.05, ge=0, description="how long a prompt waits for others to join its batch")
     warmstart_steps: int = Field(300, gt=0, description="supervised steps that build the tiny policy")
     threads: int = Field(0, ge=0, description="CPU threads for sampling; 0 means all that the process may use")
 
@@ -76,6 +78,7 @@ class CollectConfig(_Section):
     max_steps_per_episode: int = Field(4, ge=1, description="refinement turns of one trajectory")
     max_off_policy_steps: int = Field(1, ge=0, description="how many updates old a trained group may be")
     sampling: Literal["uniform", "round_robin"] = Field("round_robin", description="how problems are drawn")
+    lease_s: float = Field(20.0, gt=0, description="a collector that is silent for so long loses its groups")
 
 
 class EvaluateConfig(_Section):

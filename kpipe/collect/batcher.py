@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kpipe.collect.draining import Draining
 from kpipe.errors import PolicyError
 from kpipe.policy.base import Policy, Suggestion, SuggestRequest
 from kpipe.store.records import PolicyVersion
@@ -27,17 +28,28 @@ class Batcher:
     latest: Callable[[], Awaitable[PolicyVersion | None]]
     batch_size: int
     wait_s: float
+    _draining: bool = False
     _waiting: list[tuple[SuggestRequest, asyncio.Future[tuple[Suggestion, int]]]] = field(default_factory=list)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _full: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def suggest(self, request: SuggestRequest) -> tuple[Suggestion, int]:
+        if self._draining:
+            raise Draining
         answer: asyncio.Future[tuple[Suggestion, int]] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
         self._arrived.set()
         if len(self._waiting) >= self.batch_size:
             self._full.set()
         return await answer
+
+    def drain(self) -> None:
+        """Send everybody who waits away; what is being sampled is still delivered."""
+        self._draining = True
+        for _, answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(Draining())
+        self._waiting.clear()
 
     async def run(self) -> None:
         """Sample batches until cancelled. An error of the model reaches every request of its batch."""

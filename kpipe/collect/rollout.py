@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kpipe.coder.base import Coder, CoderRequest
+from kpipe.collect.draining import Draining
 from kpipe.config import Config
 from kpipe.domain.identity import same_as_reference, same_code
 from kpipe.domain.problem import Problem
@@ -36,10 +37,6 @@ from kpipe.store.records import (
 
 
 PROMPT_TOO_LONG = "prompt_too_long"
-
-
-class Draining(Exception):
-    """The collector is stopping; everything so far is stored and will be resumed."""
 
 
 class Suggester(Protocol):

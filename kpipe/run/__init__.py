@@ -1,0 +1,1 @@
+"""`kpipe run`: set everything up, keep the three stages alive on this machine, show what they do, sum up."""
