@@ -22,6 +22,7 @@ from kpipe.errors import ConfigError
 
 ENV_PREFIX = "KPIPE_"
 DEFAULT_DB = "sqlite:///kpipe.db"
+DEFAULT_PRESET = "embedded"
 
 
 class _Section(BaseModel):
@@ -169,21 +170,28 @@ class Loaded:
     config: Config
     origin: dict[str, str]
 
+    def asked_for(self, key: str) -> bool:
+        """True when somebody named this value: not a default, nor a preset that nobody chose."""
+        return not self.origin[key].startswith("default") and not self.origin[key].endswith("(default)")
+
 
 def load(
     *,
-    preset: str = "embedded",
+    preset: str | None = None,
     file: Path | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Merge all sources. `overrides` are ``a.b=value`` texts; a preset named in the file wins over `preset`.
+    """Merge all sources. `overrides` are ``a.b=value`` texts; `preset` wins over one named in the file.
 
     Raises ConfigError.
     """
     from_file = _read_toml(file) if file else {}
-    chosen = from_file.pop("preset", preset)
-    layers: list[tuple[str, dict[str, Any]]] = [(f"preset {chosen}", read_preset(str(chosen)))]
+    in_file = from_file.pop("preset", None)
+    named = in_file if preset is None else preset
+    chosen = DEFAULT_PRESET if named is None else str(named)
+    place = f"preset {chosen}" + (" (default)" if named is None else "")
+    layers: list[tuple[str, dict[str, Any]]] = [(place, read_preset(chosen))]
     if file:
         layers.append((str(file), from_file))
     env = os.environ if environ is None else environ

@@ -89,9 +89,8 @@ def _merge(name: str, stored: Config, loaded: Loaded) -> Config:
 
 
 def _given(loaded: Loaded) -> Iterator[tuple[str, Any]]:
-    """What somebody asked for in this call; defaults and presets do not argue with a stored run."""
     for key in keys():
-        if not loaded.origin[key].startswith(("default", "preset ")):
+        if loaded.asked_for(key):
             yield key, value_of(loaded.config, key)
 
 
