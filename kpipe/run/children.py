@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+ERROR_PREFIX = "Error: "
 RESTARTS = 5
 WINDOW_S = 60.0
 """A child that dies more often than RESTARTS times in WINDOW_S is not restarted again."""
@@ -67,12 +68,22 @@ class Child:
             self.process.wait()
 
     def last_words(self, lines: int = 6) -> str:
-        """The end of the log, for the message when the stage gave up."""
+        """The end of the log."""
+        return "\n".join(self._log_lines()[-lines:])
+
+    def error(self) -> tuple[str, str] | None:
+        """Message and fix that the stage printed when it gave up, if it did."""
+        lines = self._log_lines()
+        for i in range(len(lines) - 1, -1, -1):
+            if lines[i].startswith(ERROR_PREFIX):
+                return lines[i].removeprefix(ERROR_PREFIX), " ".join(line.strip() for line in lines[i + 1 :])
+        return None
+
+    def _log_lines(self) -> list[str]:
         try:
-            text = self.log.read_text(encoding="utf-8", errors="replace")
+            return self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         except OSError:
-            return ""
-        return "\n".join(text.strip().splitlines()[-lines:])
+            return []
 
 
 def die_with_supervisor() -> None:

@@ -95,11 +95,12 @@ class StageFailed(KpipeError):
     """A stage said why it cannot work, or died again and again."""
 
     def __init__(self, child: Child) -> None:
-        words = child.last_words()
-        super().__init__(
-            f"The {child.stage} stage cannot go on. Its last words were:\n{words}",
-            f"The whole log is {child.log}. Nothing is lost: mend it and type the same command again.",
-        )
+        after = f"Nothing is lost: then type the same command again. The stage's log is {child.log}."
+        said = child.error()
+        if said:
+            super().__init__(f"The {child.stage} stage stopped: {said[0]}", f"{said[1]} {after}".strip())
+        else:
+            super().__init__(f"The {child.stage} stage died again and again:\n{child.last_words()}", after)
 
 
 def log_dir(config: Config, run_name: str) -> Path:
