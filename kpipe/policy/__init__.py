@@ -1,1 +1,35 @@
 """Who suggests: the port, transformers checkpoints, and the small policy that is built on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kpipe.config import Config, PolicyConfig
+from kpipe.policy.base import Policy, Suggestion, SuggestRequest
+from kpipe.policy.files import digest
+
+__all__ = ["Policy", "SuggestRequest", "Suggestion", "digest", "open_policy", "prepare_base"]
+
+
+def open_policy(config: PolicyConfig, path: str | Path, version: int = 0) -> Policy:
+    """The policy whose checkpoint is the directory or hub id `path`. Raises PolicyError."""
+    from kpipe.policy.checkpoint import locate
+    from kpipe.policy.local import LocalPolicy
+
+    return LocalPolicy(config, locate(str(path)), version)
+
+
+def prepare_base(config: Config, path: Path, progress: Callable[[float], None] | None = None) -> str:
+    """Put the untrained policy of a run into the directory `path` and return its digest.
+
+    `tiny` is built there; a `local` model is linked there, after a download where it is a hub id. What is
+    there already is kept. `progress` hears the finished share, 0 to 1. Raises PolicyError.
+    """
+    if config.policy.kind == "tiny":
+        from kpipe.policy import tiny
+
+        return tiny.ensure(path, config, progress)
+    from kpipe.policy.local import link_base
+
+    return link_base(path, config.policy)

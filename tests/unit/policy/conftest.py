@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 CHAT = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
@@ -26,7 +27,7 @@ def random_model(vocab: int = 260, seed: int = 0, **changes: object) -> Qwen2For
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
-        "initializer_range": 0.4,
+        "initializer_range": 0.25,
         "bos_token_id": None,
         "eos_token_id": vocab - 1,
         "pad_token_id": None,

@@ -1,0 +1,33 @@
+"""From a user message to the token ids that the model continues."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def encode(tokenizer: Any, prompt: str) -> list[int]:
+    """Token ids of the user message in the checkpoint's chat template, up to where the assistant begins."""
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+    )
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def stop_ids(tokenizer: Any, config: Any) -> frozenset[int]:
+    """Tokens that end a suggestion: the tokenizer's end token and those of the model's configuration."""
+    configured = config.eos_token_id
+    more = configured if isinstance(configured, list) else [configured]
+    return frozenset(int(token) for token in (tokenizer.eos_token_id, *more) if token is not None)
+
+
+def fingerprint(tokenizer: Any) -> dict[str, str]:
+    """Short hashes of what turns text into tokens, to be stored with every sample."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    body = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return {"tokenizer": _short_sha(body), "chat_template": _short_sha(str(tokenizer.chat_template))}
+
+
+def _short_sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
