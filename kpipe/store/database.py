@@ -1,0 +1,162 @@
+"""`Database`: runs the store's functions in transactions, from threads or from an event loop.
+
+SQLite has one writer thread and a few reader threads; Postgres a small pool of both. A transaction lasts
+exactly one call, so no lock is ever held while somebody thinks or awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from kpipe.errors import StoreError
+from kpipe.store import schema, sqlite
+from kpipe.store.failures import DEADLOCKS, explained, sqlstate
+from kpipe.store.sql import dump_json
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READERS = 4
+POSTGRES_WRITERS = 4
+TRIES = 5
+"""How often a transaction that Postgres chose as the victim of a deadlock is run again."""
+
+
+class Database:
+    """One database, shared by all threads of a process. Not for use across a fork."""
+
+    def __init__(self, name: str, writer: sa.Engine, reader: sa.Engine, gate: sqlite.Gate | None) -> None:
+        self.name = name
+        self.dialect = writer.dialect.name
+        self._writer, self._reader, self._gate = writer, reader, gate
+        self._writes = ThreadPoolExecutor(1 if gate else POSTGRES_WRITERS, "kpipe-store-write")
+        self._reads = ThreadPoolExecutor(READERS, "kpipe-store-read")
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = False) -> Database:
+        """Open ``sqlite:///PATH`` or ``postgresql://...``; `create` makes or upgrades it.
+
+        Raises StoreError, and SchemaError for a schema that is missing, older, newer or not ours.
+        """
+        db = cls.connect(url, create=create)
+        try:
+            revision = db.read(schema.current)
+            if create and revision != schema.revisions()[-1]:
+                schema.check_known(revision)
+                db.upgrade()
+                revision = db.read(schema.current)
+            schema.check_current(revision)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @classmethod
+    def connect(cls, url: str, *, create: bool = False) -> Database:
+        """Like `open`, but whatever the schema is. Raises StoreError."""
+        parsed = parse_url(url)
+        if parsed.get_backend_name() == "postgresql":
+            return cls(*_postgres(parsed))
+        path = Path(parsed.database or "")
+        sqlite.inspect_file(path, create=create)
+        with explained(str(path)):
+            gate = sqlite.Gate(path)
+            sqlite.set_up(path, gate, create=create)
+        return cls(str(path), sqlite.writer(path), sqlite.reader(path, READERS), gate)
+
+    @property
+    def path(self) -> Path | None:
+        """The file, on SQLite."""
+        return Path(self.name) if self._gate else None
+
+    def read(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn` in a transaction that sees one state and cannot write. Raises StoreError."""
+        return self._reads.submit(self._run_read, fn, args, kwargs).result()
+
+    def write(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn` in a transaction: committed when it returns, undone when it raises. Raises StoreError."""
+        return self._writes.submit(self._run_write, fn, args, kwargs).result()
+
+    async def aread(
+        self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`read`, without blocking the event loop."""
+        return await asyncio.wrap_future(self._reads.submit(self._run_read, fn, args, kwargs))
+
+    async def awrite(
+        self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`write`, without blocking the event loop. A cancelled caller does not undo what has begun."""
+        return await asyncio.wrap_future(self._writes.submit(self._run_write, fn, args, kwargs))
+
+    def upgrade(self) -> None:
+        """Bring the schema to the newest revision, in one transaction; one of several racers does it."""
+        from kpipe.store import migrate
+
+        with explained(self.name), self._alone():
+            migrate.upgrade(self._writer)
+
+    def close(self) -> None:
+        """Wait for what runs, then let go of every connection."""
+        for threads in (self._writes, self._reads):
+            threads.shutdown(wait=True)
+        for engine in (self._writer, self._reader):
+            engine.dispose()
+        if self._gate:
+            self._gate.close()
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return self._gate() if self._gate else nullcontext()
+
+    def _run_read(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        with explained(self.name), self._reader.connect() as conn:
+            return fn(conn, *args, **kwargs)
+
+    def _run_write(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        with explained(self.name):
+            for attempt in range(1, TRIES + 1):
+                try:
+                    with self._alone(), self._writer.begin() as conn:
+                        return fn(conn, *args, **kwargs)
+                except DBAPIError as error:
+                    if sqlstate(error) not in DEADLOCKS or attempt == TRIES:
+                        raise
+                    time.sleep(0.01 * attempt)
+        raise AssertionError("unreachable")
+
+
+def parse_url(url: str) -> sa.URL:
+    """Raises StoreError for anything but a SQLite file or a Postgres database."""
+    fix = "Use sqlite:///PATH or postgresql://USER@HOST/NAME."
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError:
+        raise StoreError(f"{url!r} is no database URL.", fix) from None
+    kind = parsed.get_backend_name()
+    if kind == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreError("A database in memory cannot be shared between processes.", fix)
+    if kind not in ("sqlite", "postgresql"):
+        raise StoreError(f"kpipe does not speak {kind}.", fix)
+    return parsed
+
+
+def _postgres(url: sa.URL) -> tuple[str, sa.Engine, sa.Engine, None]:
+    url = url.set(drivername="postgresql+psycopg")
+    engine = sa.create_engine(
+        url,
+        pool_size=POSTGRES_WRITERS + READERS,
+        pool_pre_ping=True,  # a restarted server costs nobody a transaction
+        json_serializer=dump_json,
+        connect_args={"options": "-c timezone=utc"},
+    )
+    reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    return url.set(drivername="postgresql").render_as_string(hide_password=True), engine, reader, None

@@ -1,0 +1,101 @@
+"""The few places where SQLite and Postgres speak differently, and the values that both must accept."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.functions import FunctionElement
+
+Time = sa.DateTime(timezone=True)
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_SQLITE_NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now'"
+
+
+class now(FunctionElement[Any]):
+    """The database's clock, UTC, to the millisecond."""
+
+    type = Time
+    inherit_cache = True
+
+
+class later(FunctionElement[Any]):
+    """``later(seconds)``: the database's clock, so many seconds from now."""
+
+    type = Time
+    inherit_cache = True
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: Any, **kw: Any) -> str:
+    return f"{_SQLITE_NOW})"
+
+
+@compiles(now, "postgresql")
+def _now_postgres(element: now, compiler: Any, **kw: Any) -> str:
+    return "statement_timestamp()"
+
+
+@compiles(later, "sqlite")
+def _later_sqlite(element: later, compiler: Any, **kw: Any) -> str:
+    return f"{_SQLITE_NOW}, printf('%+.3f seconds', {compiler.process(element.clauses, **kw)}))"
+
+
+@compiles(later, "postgresql")
+def _later_postgres(element: later, compiler: Any, **kw: Any) -> str:
+    return f"(statement_timestamp() + make_interval(secs => {compiler.process(element.clauses, **kw)}))"
+
+
+def after(seconds: float) -> later:
+    return later(sa.literal(float(seconds), sa.Double))
+
+
+def word(text: str) -> ColumnElement[str]:
+    """A literal in the statement itself: a bind parameter would hide it from the partial indexes."""
+    return sa.literal_column(f"'{text}'", sa.Text)
+
+
+def insert(conn: sa.Connection, table: sa.Table) -> Any:
+    """INSERT of this connection's dialect, for ON CONFLICT."""
+    if conn.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as postgres_insert
+
+        return postgres_insert(table)
+    from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+    return sqlite_insert(table)
+
+
+def insert_row(conn: sa.Connection, table: sa.Table, **values: Any) -> int:
+    """Insert and return the new id."""
+    statement: Insert = table.insert().values(values).returning(table.c.id)
+    return int(conn.execute(statement).scalar_one())
+
+
+def clean(text: str) -> str:
+    """NUL and lone surrogates, which no database text can hold, become U+FFFD."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def dump_json(value: Any) -> str:
+    """JSON that both databases take: numbers that are not finite become null, text is cleaned."""
+    return json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {clean(str(k)): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
