@@ -1,0 +1,132 @@
+"""What is in a checkpoint, and whether it is still what was committed.
+
+A checkpoint is a transformers directory (safetensors weights in float32, configuration, tokenizer) with
+two additions: `trainer_state.json`, and `trainer/optimizer.safetensors` while the checkpoint is recent.
+The digest that the store keeps covers the former, which holds the digest of the latter. Nothing is
+pickled. There is no random state to keep: everything random is derived from the run's seed and the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kpipe.errors import TrainError
+from kpipe.policy.files import checkpoint_files, digest
+from kpipe.store.records import PolicyVersion
+from kpipe.train.folder import OPTIMIZER_DIR
+from kpipe.train.learner import Learner
+
+STATE_FILE = "trainer_state.json"
+OPTIMIZER_FILE = f"{OPTIMIZER_DIR}/optimizer.safetensors"
+
+# What save_pretrained() writes anew; every other file of a checkpoint is the tokenizer's.
+_OF_THE_MODEL = {"config.json", "generation_config.json", "model.safetensors.index.json", STATE_FILE}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """`step` counts committed updates, this one included."""
+
+    step: int
+    seed: int
+    kpipe: str
+    torch: str
+    optimizer_sha256: str = ""
+
+
+def write(path: Path, learner: Learner, tokenizer_from: Path, state: TrainerState) -> None:
+    """Fill the empty directory `path`; the tokenizer is copied byte by byte.
+
+    Raises OSError and SafetensorError when the disk does not take it.
+    """
+    learner.model.save_pretrained(path)
+    for file in checkpoint_files(tokenizer_from):
+        if file.suffix != ".safetensors" and file.name not in _OF_THE_MODEL:
+            shutil.copyfile(file, path / file.name)
+    (path / OPTIMIZER_DIR).mkdir()
+    save_file(_optimizer_tensors(learner), path / OPTIMIZER_FILE)
+    complete = replace(state, optimizer_sha256=_sha256(path / OPTIMIZER_FILE))
+    (path / STATE_FILE).write_text(json.dumps(asdict(complete), indent=2) + "\n", encoding="utf-8")
+
+
+def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
+    """Raise TrainError when the checkpoint of `version` is not what was committed.
+
+    It names the newest of the other `versions` that still is.
+    """
+    if not (damage := _damage(version)):
+        return
+    earlier = sorted((v for v in versions if v.step < version.step), key=lambda v: -v.step)
+    intact = next((v for v in earlier if not _weights_damage(v)), None)
+    fix = "Restore that directory from a backup"
+    if intact:
+        fix += (
+            f", or start a new run from the newest checkpoint that is intact: kpipe run --run NAME"
+            f" --set policy.kind=local --set policy.model={intact.path}"
+        )
+    raise TrainError(
+        f"The checkpoint of update {version.step}, {version.path}, is damaged: {damage}.", f"{fix}."
+    )
+
+
+def restore_optimizer(learner: Learner, path: Path) -> None:
+    """Give the optimizer the state that `write` saved in the checkpoint `path`. Raises TrainError."""
+    tensors = load_file(path / OPTIMIZER_FILE)
+    parameters = dict(learner.model.named_parameters())
+    for name, tensor in tensors.items():
+        owner, _, key = name.rpartition("/")
+        parameter = parameters.get(owner)
+        if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
+            raise TrainError(
+                f"The optimizer state in {path} belongs to a model of another architecture ({owner}).",
+                "Put back the checkpoint that belongs to this run, or start a new run with --run NAME.",
+            )
+        # The step counts stay on the CPU, as AdamW keeps them.
+        learner.optimizer.state[parameter][key] = tensor.to(learner.device) if tensor.dim() else tensor
+
+
+def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
+    return {
+        f"{name}/{key}": value.detach().cpu().contiguous()
+        for name, parameter in learner.model.named_parameters()
+        for key, value in learner.optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _damage(version: PolicyVersion) -> str | None:
+    """What is wrong with a checkpoint to go on from, or None."""
+    if damage := _weights_damage(version):
+        return damage
+    if version.step == 0:
+        return None
+    path = Path(version.path)
+    state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    if not (path / OPTIMIZER_FILE).is_file():
+        return f"{OPTIMIZER_FILE} is missing"
+    if _sha256(path / OPTIMIZER_FILE) != state["optimizer_sha256"]:
+        return f"{OPTIMIZER_FILE} is not the file that was written"
+    return None
+
+
+def _weights_damage(version: PolicyVersion) -> str | None:
+    path = Path(version.path)
+    if not path.is_dir() or not checkpoint_files(path):
+        return "there is nothing"
+    try:
+        return None if digest(path) == version.digest else "its files are not those that were committed"
+    except OSError as error:
+        return f"a file cannot be read ({error.strerror})"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

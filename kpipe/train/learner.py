@@ -1,0 +1,115 @@
+"""The policy in training: its parameters, the optimizer, the frozen reference, and where they live.
+
+Parameters, gradients and optimizer state are float32 always. `train.dtype = "bfloat16"` computes the
+forward and backward passes in bfloat16 (autocast) over those float32 master weights. Dropout is off: the
+ratio must compare one policy with another, not one dropout mask with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kpipe.config import TrainConfig
+from kpipe.errors import TrainError
+from kpipe.policy.checkpoint import check_architecture, choose_device, read_model
+from kpipe.policy.logprobs import completion_logprobs
+
+MATRIX_DIMS = 2
+
+
+@dataclass
+class Learner:
+    """`model` is what is trained; `reference` is None when there is no KL term."""
+
+    model: Any
+    reference: Any | None
+    optimizer: torch.optim.AdamW
+    device: torch.device
+    half: bool
+
+    @classmethod
+    def load(cls, path: Path, base: Path, cfg: TrainConfig) -> Learner:
+        """The checkpoint at `path` with a fresh optimizer; `base` is the policy that KL holds it to.
+
+        Raises PolicyError for a model that cannot be loaded, TrainError when the two differ in architecture.
+        """
+        device = choose_device(cfg.device)
+        model = read_model(path, "float32", device)
+        check_architecture(model, path)
+        if path != base:
+            _check_same_architecture(model, path, base)
+        reference = None
+        if cfg.kl_beta > 0:
+            reference = read_model(base, "float32", device).requires_grad_(False)
+        return cls(model, reference, make_optimizer(model, cfg), device, cfg.dtype == "bfloat16")
+
+    def logprobs(
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        temperature: float,
+        *,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """See `completion_logprobs`; float32 whatever the passes compute in."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            return completion_logprobs(model, prompts, completions, temperature, entropy=entropy)
+
+    def set_learning_rate(self, cfg: TrainConfig, step: int) -> float:
+        """Linear warm-up over the first `warmup_steps` updates; updates count from 1. Returns the rate."""
+        rate = cfg.learning_rate * min(1.0, step / cfg.warmup_steps if cfg.warmup_steps else 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def step(self, max_norm: float) -> float | None:
+        """Clip the gradient, move the parameters, forget the gradient.
+
+        Returns the norm before clipping, or None when it was not finite: then nothing moved.
+        """
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm.item() if finite else None
+
+
+def make_optimizer(model: Any, cfg: TrainConfig) -> torch.optim.AdamW:
+    """AdamW; only matrices decay, not norms and biases."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= MATRIX_DIMS], "weight_decay": cfg.weight_decay},
+        {"params": [p for p in parameters if p.dim() < MATRIX_DIMS], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=cfg.learning_rate, betas=(cfg.adam_beta1, cfg.adam_beta2))
+
+
+def _check_same_architecture(model: Any, path: Path, base: Path) -> None:
+    """Compare `model` with what the configuration at `base` describes, without loading its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    factory: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        wanted = factory.from_config(AutoConfig.from_pretrained(base, local_files_only=True))
+    if type(model) is not type(wanted) or _shapes(model) != _shapes(wanted):
+        raise TrainError(
+            f"The checkpoint {path} ({_words(model)}) has another architecture than this run's base model"
+            f" {base} ({_words(wanted)}).",
+            "Put back the checkpoint that belongs to this run, or start a new run with --run NAME.",
+        )
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def _words(model: Any) -> str:
+    return f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters"

@@ -1,0 +1,249 @@
+"""Stage 3: wait for complete groups, learn from them, publish the next policy version.
+
+An update is committed once: its checkpoint gets its name by a rename, then one transaction records the
+update, its samples and the new policy version. A trainer that is killed before that repeats the update
+from the same groups, bit for bit on the CPU; one that is killed after it goes on with the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from kpipe import __version__
+from kpipe.config import Config, from_json
+from kpipe.errors import TrainError, UsageError
+from kpipe.policy.files import digest
+from kpipe.store import policies, rollouts, runs, training, workers
+from kpipe.store.database import Database
+from kpipe.store.records import PolicyVersion, Run, Sample, StoredTurn, TrainedSample
+from kpipe.train import checkpoint
+from kpipe.train.batch import Scored, batch_hash, score
+from kpipe.train.checkpoint import TrainerState
+from kpipe.train.folder import CheckpointFolder
+from kpipe.train.learner import Learner
+from kpipe.train.metrics import batch_metrics
+from kpipe.train.report import cost, step_line
+from kpipe.train.tally import Stopwatch
+from kpipe.train.update import Learned, Row, Stopped, Update
+
+log = logging.getLogger("kpipe.train")
+POLL_S = 0.1
+BEAT_S = 2.0
+FEWEST_WEIGHTS = 2
+"""Versions kept beyond max_off_policy_steps: the newest, and one that a collector is still loading."""
+
+
+def main(db_url: str, run_name: str) -> None:
+    """Train until train.max_steps updates are committed. SIGTERM or SIGINT abandons the current update.
+
+    Raises KpipeError.
+    """
+    db = Database.open(db_url)
+    try:
+        run = db.read(runs.get, run_name)
+        if run is None:
+            raise UsageError(
+                f"There is no run {run_name!r} in this database.", "`kpipe run --run NAME` starts one."
+            )
+        config = from_json(run.config)
+        torch.set_num_threads(config.train.threads or len(os.sched_getaffinity(0)))
+        folder = CheckpointFolder(config.output_dir, run.name)
+        with stop_on_signals() as stop, folder.locked():
+            Trainer(db, run, config, folder, stop).run_to_end()
+    finally:
+        db.close()
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """The event is set by the first SIGTERM or SIGINT; the second takes its usual course."""
+    stop = threading.Event()
+    previous: dict[int, Any] = {}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, previous[number])
+
+    for name in (signal.SIGTERM, signal.SIGINT):
+        previous[int(name)] = signal.signal(name, ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class Trainer:
+    """The loop over updates. The caller holds the lock of `folder`; `stop` is asked at every micro-batch."""
+
+    def __init__(
+        self, db: Database, run: Run, config: Config, folder: CheckpointFolder, stop: threading.Event
+    ) -> None:
+        self.db = db
+        self.run = run
+        self.config = config
+        self.folder = folder
+        self.stop = stop
+        here = (socket.gethostname(), os.getpid(), config.train.device)
+        self.worker = db.write(workers.register, "train", *here)
+        self._last_beat = 0.0
+
+    def run_to_end(self) -> None:
+        """Return when train.max_steps updates are committed, or when asked to stop. Raises KpipeError."""
+        try:
+            latest = self._wait_for_base()
+            if latest.step < self.config.train.max_steps:
+                latest = self._train_from(latest)
+            log.info("all %d updates of run %s are committed", latest.step, self.run.name)
+        except Stopped:
+            log.info("stopped; what is not committed stays in the database for the next start")
+
+    def _train_from(self, latest: PolicyVersion) -> PolicyVersion:
+        learner = self._resume(latest)
+        while latest.step < self.config.train.max_steps:
+            watch = Stopwatch(learner.device)
+            with watch("wait"):
+                groups = self._wait_for_groups(latest.step)
+            latest = self._update(learner, groups, latest, watch)
+        return latest
+
+    def _wait_for_base(self) -> PolicyVersion:
+        """The newest policy version; the collector makes the first one. Raises Stopped."""
+        while (latest := self.db.read(policies.latest, self.run.id)) is None:
+            self._pause("waiting for the base policy")
+        return latest
+
+    def _wait_for_groups(self, step: int) -> list[list[Sample]]:
+        """The groups of the next update, oldest first. Raises Stopped."""
+        needed, oldest = self.config.collect.groups_per_step, self.config.collect.max_off_policy_steps
+        while self.db.read(training.ready, self.run.id, step, oldest) < needed:
+            self._pause("waiting for groups")
+        return self.db.read(training.take, self.run.id, step, oldest, needed)
+
+    def _pause(self, reason: str) -> None:
+        self._beat(reason)
+        if self.stop.wait(POLL_S):
+            raise Stopped
+
+    def _beat(self, doing: str) -> None:
+        """Tell people what goes on, not more often than they can read."""
+        if time.monotonic() - self._last_beat >= BEAT_S:
+            self.db.write(workers.heartbeat, self.worker, {"doing": doing})
+            self._last_beat = time.monotonic()
+
+    def _resume(self, latest: PolicyVersion) -> Learner:
+        """Verify and load the newest checkpoint, and clear away what was never committed. Raises KpipeError."""
+        for path in self.folder.sweep(latest.step):
+            log.warning("%s belongs to no update of this database and was set aside", path)
+        versions = self.db.read(policies.list_, self.run.id)
+        base = next(v for v in versions if v.step == 0)
+        checkpoint.verify(latest, versions)
+        if self.config.train.kl_beta > 0:
+            checkpoint.verify(base, versions)
+        learner = Learner.load(Path(latest.path), Path(base.path), self.config.train)
+        if latest.step > 0:
+            checkpoint.restore_optimizer(learner, Path(latest.path))
+            log.info("going on after update %d", latest.step)
+        return learner
+
+    def _update(
+        self, learner: Learner, groups: Sequence[Sequence[Sample]], latest: PolicyVersion, watch: Stopwatch
+    ) -> PolicyVersion:
+        """Learn, write the checkpoint, commit. Raises Stopped before anything is written, or KpipeError."""
+        step = latest.step + 1
+        self._beat(f"update {step}")
+        scored = score(groups, self.config.train)
+        learned = self._learn(learner, [row_of(s) for s in scored if s.drop_reason is None], step, watch)
+        path, made = self._save(learner, Path(latest.path), step, watch)
+        metrics = {
+            **batch_metrics(scored, self._turns(scored), latest.step),
+            **learned.metrics,
+            **cost(learned, watch),
+        }
+        version = self.db.write(
+            training.commit_step,
+            self.run.id,
+            step,
+            latest.id,
+            (str(path), made),
+            batch_hash(s.sample for s in scored),
+            metrics,
+            trained_samples(scored, learned.weights),
+        )
+        log.info(step_line(step, self.config.train.max_steps, metrics))
+        self._prune(step)
+        return version
+
+    def _learn(self, learner: Learner, rows: Sequence[Row], step: int, watch: Stopwatch) -> Learned:
+        """Raises Stopped, TrainError."""
+        asked = self.stop.is_set
+        update = Update(
+            learner, rows, self.config, seed=self.run.seed, step=step, watch=watch, should_stop=asked
+        )
+        try:
+            return update.run()
+        except torch.OutOfMemoryError:
+            raise TrainError(
+                f"Update {step} does not fit into the memory of {learner.device}.",
+                "Start a run with a smaller train.mini_batch_size and as many more"
+                " train.gradient_accumulation_steps: the result is the same.",
+            ) from None
+
+    def _save(self, learner: Learner, tokenizer_from: Path, step: int, watch: Stopwatch) -> tuple[Path, str]:
+        """The finished checkpoint of `step` and its digest. Raises TrainError."""
+        state = TrainerState(step, self.run.seed, __version__, torch.__version__)
+        try:
+            with watch("save"):
+                draft = self.folder.begin(step)
+                checkpoint.write(draft, learner, tokenizer_from, state)
+                made = digest(draft)
+            with watch("publish"):
+                return self.folder.publish(step), made
+        except (OSError, SafetensorError) as error:
+            raise TrainError(
+                f"The checkpoint of update {step} cannot be written to {self.folder.root}: {error}.",
+                "Free the disk or check its permissions, and start again: the update is repeated.",
+            ) from None
+
+    def _turns(self, scored: Sequence[Scored]) -> list[StoredTurn]:
+        trajectories = dict.fromkeys(s.sample.trajectory_id for s in scored)
+        return [turn for t in trajectories for turn in self.db.read(rollouts.turns, t)]
+
+    def _prune(self, latest: int) -> None:
+        """Keep what a resume, the next groups and a curious user need."""
+        optimizers = self.config.train.keep_last
+        weights = max(optimizers, self.config.collect.max_off_policy_steps + FEWEST_WEIGHTS)
+        steps = [v.step for v in self.db.read(policies.list_, self.run.id)]
+        self.folder.prune(steps, latest=latest, optimizers=optimizers, weights=weights)
+
+
+def row_of(scored: Scored) -> Row:
+    """What the update needs of a sample that was not dropped. Raises ValueError for one that was."""
+    if scored.advantage is None:
+        raise ValueError(f"turn {scored.sample.turn_id} was dropped: {scored.drop_reason}")
+    tokens = scored.sample.tokens
+    return Row(tokens.prompt, tokens.completion, tokens.logprobs, scored.advantage)
+
+
+def trained_samples(scored: Sequence[Scored], weights: Sequence[float]) -> list[TrainedSample]:
+    """What the store keeps of every sample; `weights` are of those that were not dropped, in order."""
+    rest = iter(weights)
+    return [
+        TrainedSample(
+            s.sample.turn_id, s.return_, s.advantage, None if s.drop_reason else next(rest), s.drop_reason
+        )
+        for s in scored
+    ]
