@@ -145,7 +145,7 @@ class Trainer:
             self._last_beat = time.monotonic()
 
     def _resume(self, latest: PolicyVersion) -> Learner:
-        """Verify and load the newest checkpoint, and clear away what was never committed. Raises KpipeError."""
+        """Verify and load the newest checkpoint, and clear away what was never committed."""
         for path in self.folder.sweep(latest.step):
             log.warning("%s belongs to no update of this database and was set aside", path)
         versions = self.db.read(policies.list_, self.run.id)
