@@ -23,7 +23,7 @@ def put(conn: sa.Connection, text: str) -> str:
 
 
 def put_all(conn: sa.Connection, texts: Iterable[str]) -> dict[str, str]:
-    """The address of each text. Inserts in the order of addresses, so that no two writers wait in a circle."""
+    """The address of each text. Sorted, so that no two writers wait in a circle."""
     bodies = {text: clean(text) for text in texts}
     addresses = {text: digest(body) for text, body in bodies.items()}
     rows = sorted({(addresses[text], body) for text, body in bodies.items()})
@@ -38,4 +38,4 @@ def get(conn: sa.Connection, sha: str) -> str:
     body = conn.execute(sa.select(blob.c.body).where(blob.c.sha == sha)).scalar_one_or_none()
     if body is None:
         raise StoreError(f"No text is stored under {sha}.", "Give a full digest from the database.")
-    return body
+    return str(body)

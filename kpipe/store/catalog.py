@@ -1,9 +1,9 @@
-"""Problems. A changed reference is another row under the same name: old turns keep what they were judged by."""
+"""Problems. A changed reference is another row of the same name: old turns keep what judged them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -12,7 +12,7 @@ from kpipe.errors import StoreError
 from kpipe.store import blobs
 from kpipe.store.models import blob, problem
 from kpipe.store.records import StoredProblem
-from kpipe.store.sql import insert
+from kpipe.store.sql import fetch, fetch_one, insert
 
 _ROW = sa.select(
     problem.c.id, problem.c.suite, problem.c.level, problem.c.name, problem.c.split, blob.c.body
@@ -22,7 +22,13 @@ _ROW = sa.select(
 def add(conn: sa.Connection, new: Problem) -> tuple[int, bool]:
     """The problem's id, and whether it was new. The same suite, name and source are stored once."""
     sha = blobs.put(conn, new.source)
-    values = {"suite": new.suite, "level": new.level, "name": new.name, "split": new.split, "reference_sha": sha}
+    values = {
+        "suite": new.suite,
+        "level": new.level,
+        "name": new.name,
+        "split": new.split,
+        "reference_sha": sha,
+    }
     statement = insert(conn, problem).values(values).on_conflict_do_nothing().returning(problem.c.id)
     if (problem_id := conn.execute(statement).scalar_one_or_none()) is not None:
         return problem_id, True
@@ -46,21 +52,22 @@ def select(
         query = query.where(problem.c.level.in_(levels))
     if names:
         query = query.where(problem.c.name.in_(names))
-    return sorted((_stored(row) for row in conn.execute(query)), key=lambda s: (s.problem.level, s.problem.name))
+    return sorted(
+        (_stored(*row) for row in fetch(conn, query)), key=lambda s: (s.problem.level, s.problem.name)
+    )
 
 
 def get(conn: sa.Connection, problem_id: int) -> StoredProblem:
     """Raises StoreError for an unknown id."""
-    row = conn.execute(_ROW.where(problem.c.id == problem_id)).one_or_none()
+    row = fetch_one(conn, _ROW.where(problem.c.id == problem_id))
     if row is None:
         raise StoreError(f"There is no problem {problem_id}.", "See `kpipe problems list`.")
-    return _stored(row)
+    return _stored(*row)
 
 
 def suites(conn: sa.Connection) -> list[str]:
     return list(conn.execute(sa.select(problem.c.suite).distinct().order_by(problem.c.suite)).scalars())
 
 
-def _stored(row: sa.Row[tuple[int, str, int, str, str, str]]) -> StoredProblem:
-    problem_id, suite, level, name, split, source = row
-    return StoredProblem(problem_id, Problem(suite, level, name, cast(Split, split), source))
+def _stored(problem_id: int, *columns: Any) -> StoredProblem:
+    return StoredProblem(problem_id, Problem(*columns))

@@ -19,5 +19,11 @@ def log(
     detail: Mapping[str, Any] | None = None,
 ) -> None:
     """`subject` is a table's name ('run', 'group', 'evaluation'), `actor` the stage that did it."""
-    row = {"kind": kind, "subject": subject, "subject_id": subject_id, "actor": actor, "detail": dict(detail or {})}
+    row = {
+        "kind": kind,
+        "subject": subject,
+        "subject_id": subject_id,
+        "actor": actor,
+        "detail": dict(detail or {}),
+    }
     conn.execute(event.insert(), row)

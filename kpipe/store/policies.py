@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from kpipe.store.models import policy_version as version
 from kpipe.store.records import PolicyVersion
-from kpipe.store.sql import insert
+from kpipe.store.sql import fetch, fetch_one, insert
 
 _ROW = sa.select(version.c.id, version.c.run_id, version.c.step, version.c.path, version.c.digest)
 
@@ -15,24 +17,25 @@ def add(conn: sa.Connection, run_id: int, step: int, path: str, digest: str) -> 
     """Record a version; when there is one for this step already, that one is returned and stays as it is."""
     statement = insert(conn, version).on_conflict_do_nothing()
     conn.execute(statement, {"run_id": run_id, "step": step, "path": path, "digest": digest})
-    return PolicyVersion(*conn.execute(_of(run_id, step)).one())
+    return PolicyVersion(*fetch_one(conn, _of(run_id, step)))
 
 
 def get(conn: sa.Connection, run_id: int, step: int) -> PolicyVersion | None:
-    row = conn.execute(_of(run_id, step)).one_or_none()
+    row = fetch_one(conn, _of(run_id, step))
     return PolicyVersion(*row) if row else None
 
 
 def latest(conn: sa.Connection, run_id: int) -> PolicyVersion | None:
     query = _ROW.where(version.c.run_id == run_id).order_by(version.c.step.desc()).limit(1)
-    row = conn.execute(query).one_or_none()
+    row = fetch_one(conn, query)
     return PolicyVersion(*row) if row else None
 
 
 def list_(conn: sa.Connection, run_id: int) -> list[PolicyVersion]:
     """All versions of a run by step."""
-    return [PolicyVersion(*row) for row in conn.execute(_ROW.where(version.c.run_id == run_id).order_by(version.c.step))]
+    query = _ROW.where(version.c.run_id == run_id).order_by(version.c.step)
+    return [PolicyVersion(*row) for row in fetch(conn, query)]
 
 
-def _of(run_id: int, step: int) -> sa.Select[tuple[int, int, int, str, str]]:
+def _of(run_id: int, step: int) -> sa.Select[Any]:
     return _ROW.where(version.c.run_id == run_id, version.c.step == step)

@@ -35,7 +35,7 @@ def check_known(revision: str | None) -> None:
     """Raises SchemaError for a database that a newer kpipe has written."""
     if revision is not None and revision not in revisions():
         raise SchemaError(
-            f"The database is newer than this kpipe: schema {revision}, and the code ends at {revisions()[-1]}.",
+            f"The database is newer than this kpipe: schema {revision}, the code ends at {revisions()[-1]}.",
             "Upgrade kpipe, or name another database with --db.",
         )
 
@@ -47,6 +47,6 @@ def check_current(revision: str | None) -> None:
         raise SchemaError("The database has no tables yet.", "Create them with `kpipe db upgrade`.")
     if revision != revisions()[-1]:
         raise SchemaError(
-            f"The database is older than this kpipe: schema {revision}, and the code needs {revisions()[-1]}.",
+            f"The database is older than this kpipe: schema {revision}, the code needs {revisions()[-1]}.",
             "Bring it up to date with `kpipe db upgrade`; make a copy before with `kpipe db backup PATH`.",
         )

@@ -54,12 +54,23 @@ def _later_postgres(element: later, compiler: Any, **kw: Any) -> str:
 
 
 def after(seconds: float) -> later:
+    """So many seconds from now, as a value to bind."""
     return later(sa.literal(float(seconds), sa.Double))
 
 
 def word(text: str) -> ColumnElement[str]:
     """A literal in the statement itself: a bind parameter would hide it from the partial indexes."""
     return sa.literal_column(f"'{text}'", sa.Text)
+
+
+def fetch(conn: sa.Connection, query: sa.Executable, **values: Any) -> list[Any]:
+    """All rows of a query, for the constructor of a record."""
+    return list(conn.execute(query, values))
+
+
+def fetch_one(conn: sa.Connection, query: sa.Executable, **values: Any) -> Any:
+    """The one row, or None."""
+    return conn.execute(query, values).one_or_none()
 
 
 def insert(conn: sa.Connection, table: sa.Table) -> Any:

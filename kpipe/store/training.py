@@ -1,0 +1,193 @@
+"""What the trainer takes and what it commits. A run consumes a turn once: at the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from kpipe.errors import StoreError
+from kpipe.store import events, policies
+from kpipe.store.models import (
+    policy_version,
+    rollout_group,
+    tokens,
+    train_sample,
+    train_step,
+    trajectory,
+    turn,
+)
+from kpipe.store.records import PolicyVersion, Sample, TokenRecord, TrainedSample
+from kpipe.store.sql import fetch, insert, word
+from kpipe.store.tokens import decode
+
+STALE = "stale"
+
+_SAMPLES = (
+    sa.select(
+        turn.c.id,
+        turn.c.trajectory_id,
+        trajectory.c.group_id,
+        rollout_group.c.problem_id,
+        trajectory.c.member,
+        turn.c.ordinal,
+        policy_version.c.step,
+        turn.c.reward,
+        tokens.c.codec,
+        tokens.c.data,
+        tokens.c.prompt_len,
+        tokens.c.completion_len,
+        tokens.c.sampling,
+        tokens.c.finish_reason,
+    )
+    .join_from(rollout_group, trajectory)
+    .join(turn)
+    .join(tokens)
+    .join(policy_version, turn.c.policy_version_id == policy_version.c.id)
+    .where(rollout_group.c.id.in_(sa.bindparam("groups", expanding=True)))
+    .order_by(rollout_group.c.ordinal, trajectory.c.member, turn.c.ordinal)
+)
+
+
+def ready(conn: sa.Connection, run_id: int, trainer_step: int, max_off_policy_steps: int) -> int:
+    """How many groups `take` could give."""
+    fresh = _fresh(run_id, trainer_step - max_off_policy_steps).subquery()
+    return int(conn.execute(sa.select(sa.func.count()).select_from(fresh)).scalar_one())
+
+
+def take(
+    conn: sa.Connection, run_id: int, trainer_step: int, max_off_policy_steps: int, limit: int
+) -> list[list[Sample]]:
+    """Samples of the oldest complete groups that no update has consumed, at most `limit` groups.
+
+    A group is left out when any turn of it is from a policy more than `max_off_policy_steps` older than
+    `trainer_step`. Nothing is marked: the same groups come again until `commit_step`.
+    """
+    query = _fresh(run_id, trainer_step - max_off_policy_steps).order_by(rollout_group.c.ordinal).limit(limit)
+    groups = list(conn.execute(query).scalars())
+    samples = (_sample(row) for row in fetch(conn, _SAMPLES, groups=groups))
+    return [list(members) for _, members in groupby(samples, key=lambda s: s.group_id)]
+
+
+def stale_groups(conn: sa.Connection, run_id: int, trainer_step: int, max_off_policy_steps: int) -> list[int]:
+    """Complete groups that are too old to be trained at this step or any later one."""
+    return list(conn.execute(_fresh(run_id, trainer_step - max_off_policy_steps, stale=True)).scalars())
+
+
+def commit_step(
+    conn: sa.Connection,
+    run_id: int,
+    step: int,
+    policy_in_id: int,
+    checkpoint: tuple[str, str],
+    batch_hash: str,
+    metrics: Mapping[str, Any],
+    samples: Sequence[TrainedSample],
+    stale_groups: Sequence[int] = (),
+) -> PolicyVersion:
+    """Everything that update `step` changed, at once: the step, what became of each sample, the new version.
+
+    `checkpoint` is (path, digest) and must lie in its final place. Turns of `stale_groups` are consumed as
+    dropped. Raises StoreError unless the step is the next one and its turns are new.
+    """
+    newest = policies.latest(conn, run_id)
+    if newest is None or newest.step != step - 1:
+        raise _not_next(step, newest)
+    path, digest = checkpoint
+    row = {"run_id": run_id, "step": step, "path": path, "digest": digest}
+    statement = (
+        insert(conn, policy_version).values(row).on_conflict_do_nothing().returning(policy_version.c.id)
+    )
+    version_id = conn.execute(statement).scalar_one_or_none()
+    if version_id is None:
+        raise _not_next(step, policies.latest(conn, run_id))
+    values = {"policy_in_id": policy_in_id, "policy_out_id": version_id, "batch_hash": batch_hash}
+    conn.execute(train_step.insert().values(run_id=run_id, step=step, metrics=dict(metrics), **values))
+    try:
+        _consume(conn, run_id, step, samples, stale_groups)
+    except IntegrityError:
+        raise StoreError(
+            f"Update {step} would train turns that an earlier update has consumed.",
+            "Take new groups and make the update again.",
+        ) from None
+    detail = {"samples": len(samples), "stale_groups": list(stale_groups), "policy": version_id}
+    events.log(conn, "step_committed", "run", run_id, "train", {"step": step, **detail})
+    return PolicyVersion(version_id, run_id, step, path, digest)
+
+
+def steps(conn: sa.Connection, run_id: int) -> list[tuple[int, dict[str, Any]]]:
+    """(step, metrics) of every committed update, in order."""
+    query = sa.select(train_step.c.step, train_step.c.metrics).where(train_step.c.run_id == run_id)
+    return [(step, metrics) for step, metrics in conn.execute(query.order_by(train_step.c.step))]
+
+
+def _fresh(run_id: int, oldest_step: int, *, stale: bool = False) -> sa.Select[Any]:
+    """Groups that are complete and not consumed, and whose oldest turn is young enough (or is not)."""
+    oldest = sa.func.min(policy_version.c.step)
+    return (
+        sa.select(rollout_group.c.id)
+        .join_from(rollout_group, trajectory)
+        .join(turn)
+        .join(policy_version, turn.c.policy_version_id == policy_version.c.id)
+        .where(
+            rollout_group.c.run_id == run_id,
+            rollout_group.c.state == word("complete"),
+            rollout_group.c.consumed_step.is_(None),
+        )
+        .group_by(rollout_group.c.id, rollout_group.c.ordinal)
+        .having(oldest < oldest_step if stale else oldest >= oldest_step)
+    )
+
+
+def _consume(
+    conn: sa.Connection, run_id: int, step: int, samples: Sequence[TrainedSample], stale: Sequence[int]
+) -> None:
+    rows = [
+        {
+            "run_id": run_id,
+            "turn_id": s.turn_id,
+            "step": step,
+            "return": s.return_,
+            "advantage": s.advantage,
+            "weight": s.weight,
+            "drop_reason": s.drop_reason,
+        }
+        for s in samples
+    ]
+    if rows:
+        conn.execute(train_sample.insert(), rows)
+    left_out = (
+        sa.select(sa.literal(run_id), turn.c.id, sa.literal(step), word(STALE))
+        .join_from(turn, trajectory)
+        .where(trajectory.c.group_id.in_(stale))
+    )
+    if stale:
+        conn.execute(
+            train_sample.insert().from_select(["run_id", "turn_id", "step", "drop_reason"], left_out)
+        )
+    consumed = (
+        sa.select(trajectory.c.group_id)
+        .join_from(train_sample, turn, train_sample.c.turn_id == turn.c.id)
+        .join(trajectory)
+        .where(train_sample.c.run_id == run_id, train_sample.c.step == step)
+    )
+    mark = rollout_group.update().where(rollout_group.c.run_id == run_id, rollout_group.c.id.in_(consumed))
+    conn.execute(mark.values(consumed_step=step))
+
+
+def _sample(row: Sequence[Any]) -> Sample:
+    place: list[Any]
+    *place, codec, data, prompt_len, completion_len, sampling, finish_reason = row
+    prompt, completion, logprobs = decode(codec, data, prompt_len, completion_len)
+    return Sample(*place, TokenRecord(prompt, completion, logprobs, sampling, finish_reason))
+
+
+def _not_next(step: int, newest: PolicyVersion | None) -> StoreError:
+    last = newest.step if newest else "missing"
+    return StoreError(
+        f"Update {step} cannot be committed: the run's newest policy version is {last}.",
+        "Another trainer works on this run, or this update was committed before: start the trainer again.",
+    )
