@@ -105,6 +105,14 @@ class Database:
         with explained(self.name), self._alone():
             migrate.upgrade(self._writer)
 
+    def check(self) -> str:
+        """The schema's revision, when it is the newest and without any difference. Raises SchemaError."""
+        from kpipe.store import drift
+
+        with explained(self.name):
+            drift.check(self._writer)
+        return schema.revisions()[-1]
+
     def close(self) -> None:
         """Wait for what runs, then let go of every connection."""
         for threads in (self._writes, self._reads):

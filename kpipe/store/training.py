@@ -68,7 +68,7 @@ def take(
     """
     query = _fresh(run_id, trainer_step - max_off_policy_steps).order_by(rollout_group.c.ordinal).limit(limit)
     groups = list(conn.execute(query).scalars())
-    samples = (_sample(row) for row in fetch(conn, _SAMPLES, groups=groups))
+    samples = (_sample(*row) for row in fetch(conn, _SAMPLES, groups=groups))
     return [list(members) for _, members in groupby(samples, key=lambda s: s.group_id)]
 
 
@@ -178,9 +178,8 @@ def _consume(
     conn.execute(mark.values(consumed_step=step))
 
 
-def _sample(row: Sequence[Any]) -> Sample:
-    place: list[Any]
-    *place, codec, data, prompt_len, completion_len, sampling, finish_reason = row
+def _sample(*row: Any) -> Sample:
+    place, (codec, data, prompt_len, completion_len, sampling, finish_reason) = row[:8], row[8:]
     prompt, completion, logprobs = decode(codec, data, prompt_len, completion_len)
     return Sample(*place, TokenRecord(prompt, completion, logprobs, sampling, finish_reason))
 

@@ -1,0 +1,81 @@
+"""`kpipe db`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kpipe.cli.options import DEFAULT_DB, Db
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def upgrade(db: Db = DEFAULT_DB) -> None:
+    """Create the database, or bring an older one to this version, in one transaction.
+
+    Example: kpipe db upgrade --db postgresql://kpipe@dbhost/kpipe
+    """
+    from kpipe.store.database import Database
+    from kpipe.store.schema import current
+
+    database = Database.connect(db, create=True)
+    try:
+        database.upgrade()
+        typer.echo(f"{database.name} has schema {database.read(current)}.")
+    finally:
+        database.close()
+
+
+@app.command()
+def check(db: Db = DEFAULT_DB) -> None:
+    """Compare the database's schema with the one that this version expects.
+
+    Example: kpipe db check
+    """
+    from kpipe.store.database import Database
+
+    database = Database.open(db)
+    try:
+        typer.echo(f"{database.name} has schema {database.check()}, without any difference.")
+    finally:
+        database.close()
+
+
+@app.command()
+def verify(db: Db = DEFAULT_DB) -> None:
+    """Hash every stored text again and check that nothing is missing, doubled or contradictory.
+
+    Example: kpipe db verify --db sqlite:///kpipe.db
+    """
+    from kpipe.store import verify as verification
+    from kpipe.store.database import Database
+
+    database = Database.open(db)
+    try:
+        counted = database.read(verification.verify)
+    finally:
+        database.close()
+    typer.echo(f"All is well: {', '.join(f'{n} {name}' for name, n in counted.items())}.")
+
+
+@app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
+    db: Db = DEFAULT_DB,
+) -> None:
+    """Copy a SQLite database while it is in use. For Postgres, use pg_dump.
+
+    Example: kpipe db backup before-upgrade.db
+    """
+    from kpipe.store.backup import backup as copy
+    from kpipe.store.database import Database
+
+    database = Database.connect(db)
+    try:
+        size = copy(database, target)
+    finally:
+        database.close()
+    typer.echo(f"{target} holds a complete copy ({size / 1e6:.1f} MB).")
