@@ -63,7 +63,9 @@ class PostgresServer:
         settings = ["listen_addresses=", f"unix_socket_directories={self.home}", "max_connections=200"]
         if not self.durable:
             settings += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
-        self._run(tools / "initdb", "-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        self._run(
+            tools / "initdb", "-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"
+        )
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 [tools / "postgres", "-D", data, *(word for s in settings for word in ("-c", s))],
@@ -90,7 +92,12 @@ class PostgresServer:
 
     def _run(self, *command: str | Path) -> None:
         done = subprocess.run(
-            command, capture_output=True, text=True, cwd=self.home, check=False, **self.run_as  # type: ignore[call-overload]
+            command,
+            capture_output=True,
+            text=True,
+            cwd=self.home,
+            check=False,
+            **self.run_as,  # type: ignore[call-overload]
         )
         if done.returncode:
             raise RuntimeError(f"{command[0]} failed: {done.stderr}")

@@ -179,9 +179,9 @@ def _consume(
 
 
 def _sample(*row: Any) -> Sample:
-    place, (codec, data, prompt_len, completion_len, sampling, finish_reason) = row[:8], row[8:]
-    prompt, completion, logprobs = decode(codec, data, prompt_len, completion_len)
-    return Sample(*place, TokenRecord(prompt, completion, logprobs, sampling, finish_reason))
+    codec, data, prompt_len, completion_len, sampling, finish_reason = row[8:]
+    numbers = decode(codec, data, prompt_len, completion_len)
+    return Sample(*row[:8], tokens=TokenRecord(*numbers, sampling, finish_reason))
 
 
 def _not_next(step: int, newest: PolicyVersion | None) -> StoreError:
