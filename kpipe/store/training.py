@@ -181,7 +181,7 @@ def _consume(
 def _sample(*row: Any) -> Sample:
     codec, data, prompt_len, completion_len, sampling, finish_reason = row[8:]
     numbers = decode(codec, data, prompt_len, completion_len)
-    return Sample(*row[:8], tokens=TokenRecord(*numbers, sampling, finish_reason))
+    return Sample(*(*row[:8], TokenRecord(*numbers, sampling, finish_reason)))
 
 
 def _not_next(step: int, newest: PolicyVersion | None) -> StoreError:
