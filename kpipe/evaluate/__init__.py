@@ -1,0 +1,1 @@
+"""Stage 2: build, check and time kernels that nobody trusts."""

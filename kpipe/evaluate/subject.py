@@ -1,0 +1,92 @@
+"""The oracle's grip on a child: freeze it, let it run, ask it something, never believe it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from kpipe.evaluate import wire
+
+
+class Gone(Exception):
+    """The child died, or answered with something that is no message."""
+
+
+class TooSlow(Exception):
+    """The child did not answer in time."""
+
+
+class Subject:
+    """One child. Times in seconds; `deadline` by time.monotonic()."""
+
+    def __init__(self, pid: int, handle: int, runs: socket.socket, deadline: float) -> None:
+        self.pid, self.handle, self.runs, self.deadline = pid, handle, runs, deadline
+        self._poll = select.poll()
+        self._poll.register(runs, select.POLLIN)
+
+    def pin(self, core: int) -> None:
+        """Move all its threads to one core; it cannot move back."""
+        try:
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                os.sched_setaffinity(int(task), {core})
+        except OSError:
+            raise Gone from None
+
+    def ask(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
+        """Send a request and wait for its answer. Raises Gone or TooSlow."""
+        try:
+            wire.send(self.runs, message, fds)
+            self._wait()
+            answer, unexpected = wire.receive(self.runs)
+        except (wire.Closed, wire.Malformed):
+            raise Gone from None
+        wire.close_all(unexpected)
+        return answer
+
+    def timed(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> tuple[float, dict[str, Any]]:
+        """Thaw it, ask, freeze it; seconds from the thaw until the answer was here."""
+        start = time.perf_counter()
+        self._signal(signal.SIGCONT)
+        answer = self.ask(message, fds)
+        seconds = time.perf_counter() - start
+        self.freeze()
+        return seconds, answer
+
+    def freeze(self) -> None:
+        """Stop it, and return when no thread of it runs any more."""
+        self._signal(signal.SIGSTOP)
+        while not self._stopped():
+            os.sched_yield()
+
+    def _stopped(self) -> bool:
+        try:
+            states = {_state(self.pid, task) for task in os.listdir(f"/proc/{self.pid}/task")}
+        except OSError:
+            raise Gone from None
+        if states & {"Z", "X"}:
+            raise Gone
+        return states <= {"T", ""}
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            signal.pidfd_send_signal(self.handle, number)
+        except ProcessLookupError:
+            raise Gone from None
+
+    def _wait(self) -> None:
+        left = self.deadline - time.monotonic()
+        if not self._poll.poll(max(0.0, left) * 1000):
+            raise TooSlow
+
+
+def _state(pid: int, task: str) -> str:
+    """Its letter as in ps, or nothing for a thread that has just ended."""
+    try:
+        with open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
+            return chr(file.read().rpartition(b") ")[2][0])
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
