@@ -109,9 +109,10 @@ def _damage(version: PolicyVersion) -> str | None:
     if version.step == 0:
         return None
     path = Path(version.path)
+    for name in (STATE_FILE, OPTIMIZER_FILE):
+        if not (path / name).is_file():
+            return f"{name} is missing"
     state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    if not (path / OPTIMIZER_FILE).is_file():
-        return f"{OPTIMIZER_FILE} is missing"
     if _sha256(path / OPTIMIZER_FILE) != state["optimizer_sha256"]:
         return f"{OPTIMIZER_FILE} is not the file that was written"
     return None

@@ -182,6 +182,7 @@ class Trainer:
             batch_hash(s.sample for s in scored),
             metrics,
             trained_samples(scored, learned.weights),
+            self._stale_groups(latest.step),
         )
         log.info(step_line(step, self.config.train.max_steps, metrics))
         self._prune(step)
@@ -221,6 +222,10 @@ class Trainer:
     def _turns(self, scored: Sequence[Scored]) -> list[StoredTurn]:
         trajectories = dict.fromkeys(s.sample.trajectory_id for s in scored)
         return [turn for t in trajectories for turn in self.db.read(rollouts.turns, t)]
+
+    def _stale_groups(self, step: int) -> list[int]:
+        oldest = self.config.collect.max_off_policy_steps
+        return self.db.read(training.stale_groups, self.run.id, step, oldest)
 
     def _prune(self, latest: int) -> None:
         """Keep what a resume, the next groups and a curious user need."""
