@@ -1,0 +1,2 @@
+#pragma once
+#include <kpipe_shim.h>

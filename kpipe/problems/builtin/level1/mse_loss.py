@@ -1,0 +1,17 @@
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    """Mean squared error."""
+
+    def forward(self, p, t):
+        return torch.mean((p - t) ** 2)
+
+
+def get_inputs():
+    return [torch.randn(128, 1024), torch.randn(128, 1024)]
+
+
+def get_init_inputs():
+    return []
