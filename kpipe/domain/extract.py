@@ -1,23 +1,142 @@
-"""Find the kernel in a coder's reply."""
+"""Find the kernel in a coder's reply, with patience for the ways in which models wrap code."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.S | re.M)
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^`]*)$")
+_FENCE_AFTER_WORDS = re.compile(r"^([^`]+)(`{3,})(python3?|py)[ \t]*$", re.I)
+_CLASS = re.compile(r"^class[ \t]+ModelNew\b", re.M)
+_MODULE_START = re.compile(r"^(import|from|class|def)[ \t]+\w|^[#@]|^(\"\"\"|''')")
 _PYTHON = {"", "python", "py", "python3"}
+_END_OF_THOUGHT = "</think>"
+_TRIES = 8
+"""How many ways to cut one damaged reply are tried before it counts as having no code."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A fenced block: lines `start` to `end` (not included) of the reply, without the fences themselves."""
+
+    language: str
+    indent: int
+    start: int
+    end: int
+    closed: bool
 
 
 def extract_kernel(reply: str) -> str | None:
-    """The last complete Python block that defines ModelNew, or the bare reply if it is itself a module.
+    """The last module in the reply that defines ModelNew: from a fenced block, or the bare reply itself.
 
-    None when the reply has no such code: a refusal, prose, or a block without ModelNew.
+    A block that is valid Python wins over a later one that is not; a closed Python block with a syntax
+    error still counts, for the compiler to judge. None when there is no such code: a refusal, prose, a
+    block without ModelNew, or one that breaks off before its end.
     """
-    blocks = [(lang.lower(), body) for _, lang, body in _FENCE.findall(reply)]
-    candidates = [body for lang, body in blocks if lang in _PYTHON] or [body for _, body in blocks]
+    text = reply.replace("\r\n", "\n").rpartition(_END_OF_THOUGHT)[2]
+    lines = text.split("\n")
+    blocks = list(_blocks(lines))
     if not blocks:
-        candidates = [reply]
-    for body in reversed(candidates):
-        if re.search(r"^class\s+ModelNew\b", body, re.M):
-            return body.strip() + "\n"
+        return _bare(lines)
+    for block in reversed(blocks):
+        if whole := _whole(lines, block):
+            return whole
+    for block in reversed(blocks):
+        body = _body(lines, block, block.end)
+        if block.closed and block.language in _PYTHON and _CLASS.search(body):
+            return body
     return None
+
+
+def _blocks(lines: list[str]) -> Iterator[_Block]:
+    """A fence that announces Python always opens a block, even where another was not closed."""
+    fence, opened = "", _Block("", 0, 0, 0, closed=False)
+    for i, line in enumerate(lines):
+        found = _FENCE.match(line) or _FENCE_AFTER_WORDS.match(line)
+        if not found:
+            continue
+        before, marks, info = found.groups()
+        language = (info.strip("{}. \t").lower().split() or [""])[0]
+        closes = fence and not info.strip() and marks.startswith(fence)
+        if fence and (closes or language in _PYTHON - {""}):
+            yield replace(opened, end=i, closed=bool(closes))
+            fence = ""
+        if not fence and not closes:
+            indent = len(before) if before.isspace() else 0
+            fence, opened = marks, _Block(language, indent, i + 1, i + 1, closed=False)
+    if fence:
+        yield replace(opened, end=len(lines))
+
+
+def _body(lines: list[str], block: _Block, end: int) -> str:
+    """The block's text, each line without as much indentation as its fence has."""
+    taken = (line[: block.indent].lstrip(" \t") + line[block.indent :] for line in lines[block.start : end])
+    return "\n".join(taken).strip("\n").rstrip() + "\n"
+
+
+def _whole(lines: list[str], block: _Block) -> str | None:
+    """The block, if it is valid Python that defines ModelNew.
+
+    A Python block that is not even valid is tried up to later fences: the first may stand in a docstring.
+    """
+    body = _body(lines, block, block.end)
+    if _defines_model(body):
+        return body
+    if block.language not in _PYTHON or _first_wrong_line(body) is None:
+        return None
+    later = (
+        i for i in range(block.end + 1, len(lines)) if (f := _FENCE.match(lines[i])) and not f[3].strip()
+    )
+    longer = (_body(lines, block, end) for _, end in zip(range(_TRIES), later, strict=False))
+    return next(filter(_defines_model, longer), None)
+
+
+def _bare(lines: list[str]) -> str | None:
+    """A reply without fences: the module in it, without words before and after."""
+    if not _CLASS.search("\n".join(lines)):
+        return None
+    starts = (i for i, line in enumerate(lines) if _MODULE_START.match(line))
+    for _, start in zip(range(_TRIES), starts, strict=False):
+        body = "\n".join(lines[start:])
+        for _ in range(_TRIES):
+            wrong = _first_wrong_line(body)
+            if wrong is None:
+                if _defines_model(body):
+                    return body.strip() + "\n"
+                break
+            kept = body.split("\n")
+            if wrong < 2 or kept[wrong - 1][:1].isspace():
+                break
+            body = "\n".join(kept[: wrong - 1])
+    return None
+
+
+def _first_wrong_line(source: str) -> int | None:
+    """Number of the line at which this stops being Python, from 1; None when it never does."""
+    try:
+        ast.parse(source)
+    except SyntaxError as error:
+        return error.lineno or 1
+    except (ValueError, RecursionError, MemoryError):
+        return 1
+    return None
+
+
+def _defines_model(source: str) -> bool:
+    """True for valid Python whose top level defines ModelNew."""
+    if "ModelNew" not in source:
+        return False
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(
+        (isinstance(node, ast.ClassDef) and node.name == "ModelNew")
+        or (
+            isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id == "ModelNew" for t in node.targets)
+        )
+        for node in body
+    )
