@@ -33,7 +33,9 @@ STANDARD = "-std=c++20"
 MAX_SOURCE = 1 << 20
 COMPILER_MEMORY = 4 << 30
 OUTPUT_LIMIT = 1 << 20
-_OUTSIDE = re.compile(r'^\s*#\s*(?:include|include_next|import|embed)\s*[<"](?:/|[^>"\n]*\.\.)|\.incbin|#\s*embed', re.M)
+_OUTSIDE = re.compile(
+    r'^\s*#\s*(?:include|include_next|import|embed)\s*[<"](?:/|[^>"\n]*\.\.)|\.incbin|#\s*embed', re.M
+)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -70,7 +72,15 @@ class BuildResult:
 
 def request_from_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> BuildRequest:
     """Read a call of torch.utils.cpp_extension.load_inline. Raises ValueError that says what is wrong with it."""
-    names = ("name", "cpp_sources", "cuda_sources", "sycl_sources", "functions", "extra_cflags", "extra_cuda_cflags")
+    names = (
+        "name",
+        "cpp_sources",
+        "cuda_sources",
+        "sycl_sources",
+        "functions",
+        "extra_cflags",
+        "extra_cuda_cflags",
+    )
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     name = given.get("name")
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
@@ -108,7 +118,9 @@ def build_module(request: BuildRequest, *, cache: BuildCache, timeout_s: float) 
     key = request.key(toolchain)
 
     def result(entry: Entry, route: Route) -> BuildResult:
-        return BuildResult(entry.library is not None, entry.library, entry.log, time.monotonic() - started, route, key)
+        return BuildResult(
+            entry.library is not None, entry.library, entry.log, time.monotonic() - started, route, key
+        )
 
     if reason := _refusal(request):
         return BuildResult(False, None, reason, time.monotonic() - started, "refused", key)
@@ -137,11 +149,21 @@ def ensure_runtime(cache: BuildCache, say: Callable[[str], None] = lambda _: Non
         say("building the shim's runtime library against torch's headers (once, about 20 s)")
         with cache.scratch() as folder:
             made = folder / "lib.so"
-            include = [t.torch_dir / "include", t.torch_dir / "include/torch/csrc/api/include", t.python_include]
+            include = [
+                t.torch_dir / "include",
+                t.torch_dir / "include/torch/csrc/api/include",
+                t.python_include,
+            ]
             command = [t.compiler, "-O1", "-fPIC", "-shared", STANDARD, "-fvisibility=hidden"]
             command += [x for path in include for x in ("-isystem", str(path))]
             libraries = t.torch_dir / "lib"
-            command += [str(t.shim_dir / "runtime.cpp"), "-o", str(made), f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+            command += [
+                str(t.shim_dir / "runtime.cpp"),
+                "-o",
+                str(made),
+                f"-L{libraries}",
+                f"-Wl,-rpath,{libraries}",
+            ]
             command += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
             code, log = _run(command, folder, 600.0)
             if code != 0:
@@ -149,8 +171,22 @@ def ensure_runtime(cache: BuildCache, say: Callable[[str], None] = lambda _: Non
                     f"The shim's library does not build against the installed torch: {trim(log, 300)}",
                     "kpipe supports torch 2.10 to 2.13; `kpipe doctor` shows what is installed.",
                 )
+            stub = folder / "stub.so"
+            (folder / "empty.cpp").touch()
+            _run(
+                [t.compiler, "-shared", "empty.cpp", f"-Wl,-soname,{library}", "-o", str(stub)], folder, 60.0
+            )
+            stub.rename(_stub(library))
             made.rename(library)
     return library
+
+
+def _stub(library: Path) -> Path:
+    """What modules are linked with: an empty library that only names the real one as the dependency.
+
+    Linking with the real one makes the linker read all of torch, a quarter of a second each time.
+    """
+    return library.with_suffix(".stub.so")
 
 
 def _texts(given: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -187,12 +223,15 @@ def _shim_build(
     names = " ".join(f"KP_FUNCTION({f})" for f in request.functions)
     body = "\n".join(request.cpp_sources)
     main = f'#include <torch/extension.h>\n#line 1 "main.cpp"\n{body}\nKP_MODULE({request.name}, {names})\n'
+    library = ensure_runtime(cache)  # the module names it as a dependency by its path
     (folder / "main.cpp").write_text(main, encoding="utf-8", errors="replace")
     flags = ["-fPIC", STANDARD, *request.extra_cflags]
     headers = _precompiled(flags, t, cache)
     command = [t.compiler, *flags, f"-DTORCH_EXTENSION_NAME={request.name}", "-shared"]
-    command += ["-isystem", str(headers), "-isystem", str(t.shim_dir / "include")] if headers else []
-    command += ["-isystem", str(t.shim_dir / "include"), "main.cpp", "-o", "module.so", *request.extra_ldflags]
+    command += ["-isystem", str(headers)] if headers else []
+    command += ["-isystem", str(t.shim_dir / "include"), "main.cpp", "-o", "module.so"]
+    command += ["-Wl,--no-as-needed", str(_stub(library))]
+    command += request.extra_ldflags
     code, log = _run(command, folder, timeout_s)
     return (folder / "module.so" if code == 0 else None), log
 
@@ -276,7 +315,12 @@ def _run(command: list[str], folder: Path, timeout_s: float) -> tuple[int, str]:
 
 def _environment(folder: Path) -> dict[str, str]:
     """No secrets: what a compiler needs and nothing else."""
-    return {"PATH": os.environ.get("PATH", ""), "HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
+    return {
+        "PATH": os.environ.get("PATH", ""),
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "LC_ALL": "C.UTF-8",
+    }
 
 
 def _limit() -> None:
