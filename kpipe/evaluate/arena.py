@@ -50,7 +50,9 @@ class Inputs:
         self.memory = mmap.mmap(self.fd, size)
         self.slots = views(self.memory, plan["inputs"], plan["input_step"], plan["slots"])
         if sealed:
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+            fcntl.fcntl(
+                self.fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+            )
 
     def write(self, slot: int, tensors: Sequence[torch.Tensor]) -> None:
         for place, tensor in zip(self.slots[slot], tensors, strict=True):

@@ -52,6 +52,8 @@ def first_mismatch(
 ) -> Mismatch | None:
     """None when all outputs agree. Shapes and dtypes are equal already. NaN equals NaN, inf equals inf."""
     for output, (w, g) in enumerate(zip(want, got, strict=True)):
+        if w.dtype is torch.bool:  # any byte but 0 and 1 was never written
+            w, g = w.to(torch.uint8), g.view(torch.uint8)
         if not _all_close(w, g, tolerance):
             wrong = ~_close(w, g, tolerance)
             if wrong.any():

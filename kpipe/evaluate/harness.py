@@ -78,7 +78,12 @@ class Subject:
         self.prepared: Any = None
 
     def serve(self) -> None:
-        operations = {"construct": self.construct, "arena": self.arena, "trial": self.trial, "calls": self.calls}
+        operations = {
+            "construct": self.construct,
+            "arena": self.arena,
+            "trial": self.trial,
+            "calls": self.calls,
+        }
         while True:
             data, fds, _, _ = socket.recv_fds(self.runs, 65536, 4)
             if not data:
@@ -113,7 +118,6 @@ class Subject:
         self.inputs = [unflatten(layout["tree"], tensors) for tensors in taken]
         os.close(inputs)
         os.close(outputs)
-        self.prepared = None
         return {}
 
     def trial(self, slot: int, seed: int) -> dict[str, Any]:
@@ -147,7 +151,9 @@ class Subject:
 
 def shapes(state: dict[str, Any]) -> dict[str, Any]:
     """Name to (shape, dtype): two models with equal ones can exchange parameters."""
-    return {name: (value.shape, value.dtype) for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {
+        name: (value.shape, value.dtype) for name, value in state.items() if isinstance(value, torch.Tensor)
+    }
 
 
 def views(memory: mmap.mmap, tensors: Sequence[Any], step: int, slots: int) -> list[list[torch.Tensor]]:

@@ -141,7 +141,9 @@ def _landlock_version() -> int:
 def _landlock(readable: Iterable[str]) -> None:
     version = _landlock_version()
     files = (1 << 13) - 1
-    files |= (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0) | (1 << 15 if version >= 5 else 0)
+    files |= (
+        (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0) | (1 << 15 if version >= 5 else 0)
+    )
     rights = struct.pack("QQQ", files, 3, 3)  # all of files, of TCP, of signals and abstract sockets
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _check(_libc.syscall(_LANDLOCK_CREATE, rights, size, 0), "landlock_create_ruleset")
@@ -151,7 +153,9 @@ def _landlock(readable: Iterable[str]) -> None:
         except OSError:
             continue
         allowed = _EXECUTE | _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)
-        _check(_libc.syscall(_LANDLOCK_ADD, rules, 1, struct.pack("=Qi", allowed, fd), 0), "landlock_add_rule")
+        _check(
+            _libc.syscall(_LANDLOCK_ADD, rules, 1, struct.pack("=Qi", allowed, fd), 0), "landlock_add_rule"
+        )
         os.close(fd)
     _check(_libc.syscall(_LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
     os.close(rules)

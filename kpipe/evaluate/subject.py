@@ -12,12 +12,20 @@ from typing import Any
 from kpipe.evaluate import wire
 
 
-class Gone(Exception):
-    """The child died, or answered with something that is no message."""
+class Failure(Exception):
+    """The child gave no answer."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self.subject = subject
 
 
-class TooSlow(Exception):
-    """The child did not answer in time."""
+class Gone(Failure):
+    """It died, or answered with something that is no message."""
+
+
+class TooSlow(Failure):
+    """It did not answer in time."""
 
 
 class Subject:
@@ -28,13 +36,17 @@ class Subject:
         self._poll = select.poll()
         self._poll.register(runs, select.POLLIN)
 
+    def close(self) -> None:
+        self.runs.close()
+        os.close(self.handle)
+
     def pin(self, core: int) -> None:
         """Move all its threads to one core; it cannot move back."""
         try:
             for task in os.listdir(f"/proc/{self.pid}/task"):
                 os.sched_setaffinity(int(task), {core})
         except OSError:
-            raise Gone from None
+            raise Gone(self) from None
 
     def ask(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
         """Send a request and wait for its answer. Raises Gone or TooSlow."""
@@ -43,7 +55,7 @@ class Subject:
             self._wait()
             answer, unexpected = wire.receive(self.runs)
         except (wire.Closed, wire.Malformed):
-            raise Gone from None
+            raise Gone(self) from None
         wire.close_all(unexpected)
         return answer
 
@@ -66,21 +78,21 @@ class Subject:
         try:
             states = {_state(self.pid, task) for task in os.listdir(f"/proc/{self.pid}/task")}
         except OSError:
-            raise Gone from None
+            raise Gone(self) from None
         if states & {"Z", "X"}:
-            raise Gone
+            raise Gone(self)
         return states <= {"T", ""}
 
     def _signal(self, number: signal.Signals) -> None:
         try:
             signal.pidfd_send_signal(self.handle, number)
         except ProcessLookupError:
-            raise Gone from None
+            raise Gone(self) from None
 
     def _wait(self) -> None:
         left = self.deadline - time.monotonic()
         if not self._poll.poll(max(0.0, left) * 1000):
-            raise TooSlow
+            raise TooSlow(self)
 
 
 def _state(pid: int, task: str) -> str:

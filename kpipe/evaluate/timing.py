@@ -12,14 +12,17 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kpipe.config import EvaluateConfig
 from kpipe.domain.stats import Interval, median_interval
 from kpipe.evaluate import arena, compare
 from kpipe.evaluate.compare import Mismatch, Tolerance
+from kpipe.evaluate.harness import flatten
+from kpipe.evaluate.reference import Trouble
 from kpipe.evaluate.subject import Subject
 
 REQUEST_S = 1.5e-3
@@ -27,26 +30,27 @@ REQUEST_S = 1.5e-3
 MIN_QUADS, LOOK_EVERY, NULL_QUADS = 10, 4, 5
 SLOW_QUADS, SLOW = 6, 0.7
 """A kernel clearly below SLOW x the reference is not worth a precise figure."""
-MAX_CALLS, MAX_ARENA = 200, 64 << 20
+MAX_CALLS, MAX_ARENA, MAX_QUADS = 200, 64 << 20, 1000
+LEAST_CALL_S = 2e-6
+DRAWS = 50
 LEAST_SHARE = 0.25
 """A call is taken to cost at least this share of the copying that is subtracted from it."""
 
 
+class Wrong(Exception):
+    """A kernel that passed its trials gave a wrong answer in a timed call."""
+
+    def __init__(self, mismatch: Mismatch) -> None:
+        super().__init__(mismatch.sentence())
+        self.mismatch = mismatch
+
+
 class CallFailed(Exception):
-    """A kernel that passed its trials failed in a timed call; the reply says how."""
+    """A subject that passed its trials raised in a timed call."""
 
-    def __init__(self, side: str, reply: dict[str, Any]) -> None:
-        super().__init__(side)
-        self.side, self.reply = side, reply
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """`budget_s` bounds the whole, `precision` is the half width of the interval that ends it early."""
-
-    budget_s: float
-    precision: float
-    tolerance: Tolerance
+    def __init__(self, subject: Subject, reply: dict[str, Any]) -> None:
+        super().__init__(str(reply.get("log")))
+        self.subject, self.reply = subject, reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +63,27 @@ class Timing:
     detail: dict[str, Any]
 
 
-@dataclass(slots=True)
 class Side:
-    """One of the two subjects: what `calls` calls took in each quad, in seconds, and what null calls took."""
+    """A subject: how many calls one request makes, and what its requests took in seconds."""
 
-    name: str
-    subject: Subject
-    calls: int = 1
-    readings: list[float] = field(default_factory=list)
-    nulls: list[float] = field(default_factory=list)
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.calls = 1
+        self.readings: list[float] = []  # two requests of one quad
+        self.nulls: list[float] = []  # one request of as many null calls
+        self.outputs: arena.Outputs
 
-    def request(self, *, null: bool = False) -> float:
-        seconds, reply = self.subject.timed({"op": "calls", "count": self.calls, "null": null})
+    def map(self, plan: dict[str, Any], inputs: arena.Inputs) -> None:
+        self._ask({"op": "arena", "layout": plan, "writable": False}, (inputs.fd, self.outputs.fd))
+
+    def request(self, calls: int | None = None, *, null: bool = False) -> float:
+        """Seconds that `calls` calls take."""
+        return self._ask({"op": "calls", "count": calls or self.calls, "null": null})
+
+    def _ask(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> float:
+        seconds, reply = self.subject.timed(message, fds)
         if "error" in reply:
-            raise CallFailed(self.name, reply)
+            raise CallFailed(self.subject, reply)
         return seconds
 
     def net(self) -> list[float]:
@@ -84,8 +95,8 @@ class Side:
 class Bench:
     """Times `kernel` against `reference`, both of which answered a trial and are frozen.
 
-    `draw` makes a fresh input set; `forward` is the oracle's own model, or None where the reference is
-    random and has no expected output.
+    `draw` makes a fresh input set; `answer` is the oracle's own, or None where the reference is random and
+    nothing can be expected of a second call.
     """
 
     def __init__(
@@ -93,117 +104,105 @@ class Bench:
         reference: Subject,
         kernel: Subject,
         draw: Callable[[], Any],
-        forward: Callable[..., Any] | None,
-        sample: tuple[Any, list[torch.Tensor]],
-        setting: Setting,
+        answer: Callable[[Any], list[torch.Tensor]] | None,
+        config: EvaluateConfig,
     ) -> None:
-        self.reference, self.kernel = Side("reference", reference), Side("kernel", kernel)
-        self.draw, self.forward, self.setting = draw, forward, setting
-        self.sample = sample
+        self.reference, self.kernel = Side(reference), Side(kernel)
+        self.draw, self.answer, self.config = draw, answer, config
+        self.tolerance = Tolerance(config.atol, config.rtol)
         self.verified = 0
-        self.plan: dict[str, Any] = {}
 
-    def run(self) -> Timing | Mismatch:
-        """The result, or the first timed output that was wrong. Raises CallFailed, Gone, TooSlow."""
-        start = time.monotonic()
-        self._choose_calls()
-        inputs = arena.Inputs(self.plan, sealed=True)
-        outputs = {side.name: arena.Outputs(self.plan) for side in (self.reference, self.kernel)}
+    def run(self, inputs: Any, outputs: list[torch.Tensor]) -> Timing:
+        """`inputs` and `outputs` are those of the trial. Raises Wrong, CallFailed, Failure, Trouble."""
+        end = time.monotonic() + self.config.timing_budget_s
+        self.kinds = [(t.dtype, t.shape) for t in arena.tensors_of(inputs)]
+        self.plan = arena.layout(inputs, outputs, self._choose_calls(arena.layout(inputs, outputs, 1)))
+        shared = arena.Inputs(self.plan, sealed=True)
+        for side in (self.reference, self.kernel):
+            side.outputs = arena.Outputs(self.plan)
         try:
             for side in (self.reference, self.kernel):
-                self._share(side, inputs, outputs[side.name])
-            return self._quads(inputs, outputs, start + self.setting.budget_s)
+                side.map(self.plan, shared)
+            return self._quads(shared, end)
         finally:
-            for shared in (inputs, *outputs.values()):
-                shared.close()
+            for memory in (shared, self.reference.outputs, self.kernel.outputs):
+                memory.close()
 
-    def _choose_calls(self) -> None:
-        """As many calls as make a request long enough, and as the arena holds."""
+    def _choose_calls(self, one: dict[str, Any]) -> int:
+        """As many calls as make a request long enough and as the arena holds; the slots needed."""
         null = min(self.reference.request(null=True) for _ in range(3))
-        one = arena.layout(self.sample[0], self.sample[1], 1)
         fits = max(1, MAX_ARENA // (one["input_step"] + 2 * one["output_step"]))
         for side in (self.reference, self.kernel):
-            once = max(min(side.request() for _ in range(3)) - null, 2e-6)
+            once = max(min(side.request() for _ in range(3)) - null, LEAST_CALL_S)
             side.calls = min(math.ceil(REQUEST_S / once), fits, MAX_CALLS)
-        slots = max(self.reference.calls, self.kernel.calls)
-        self.plan = arena.layout(self.sample[0], self.sample[1], slots)
+        return max(self.reference.calls, self.kernel.calls)
 
-    def _share(self, side: Side, inputs: arena.Inputs, outputs: arena.Outputs) -> None:
-        request = {"op": "arena", "layout": self.plan, "writable": False}
-        _, reply = side.subject.timed(request, (inputs.fd, outputs.fd))
-        if "error" in reply:
-            raise CallFailed(side.name, reply)
-
-    def _quads(self, inputs: arena.Inputs, outputs: dict[str, arena.Outputs], end: float) -> Timing | Mismatch:
-        was_narrow = False
-        for quad in range(1, 10_000):
-            if wrong := self._quad(inputs, outputs):
-                return wrong
+    def _quads(self, inputs: arena.Inputs, end: float) -> Timing:
+        narrow = 0
+        for quad in range(1, MAX_QUADS):
+            self._quad(inputs)
             speedup = self._speedup()
-            if time.monotonic() > end:
-                break
-            if quad >= SLOW_QUADS and speedup.high < SLOW:
+            if time.monotonic() > end or (quad >= SLOW_QUADS and speedup.high < SLOW):
                 break
             if quad >= MIN_QUADS and (quad - MIN_QUADS) % LOOK_EVERY == 0:
-                narrow = (speedup.high - speedup.low) / 2 <= self.setting.precision * speedup.value
-                if narrow and was_narrow:
+                precise = (speedup.high - speedup.low) / 2 <= self.config.timing_precision * speedup.value
+                narrow = narrow + 1 if precise else 0
+                if narrow == 2:
                     break
-                was_narrow = narrow
-        return Timing(
-            speedup,
-            statistics.median(self.kernel.net()) * 1e3,
-            statistics.median(self.reference.net()) * 1e3,
-            {
-                "quads": quad,
-                "calls": [self.reference.calls, self.kernel.calls],
-                "verified": self.verified,
-                "null_us": round(statistics.median(self.kernel.nulls) / self.kernel.calls * 1e6, 2),
-            },
-        )
+        null = statistics.median(self.kernel.nulls) / self.kernel.calls
+        detail = {
+            "quads": len(self.kernel.readings),
+            "calls": [self.reference.calls, self.kernel.calls],
+            "verified": self.verified,
+            "null_us": round(null * 1e6, 2),
+        }
+        milliseconds = [statistics.median(side.net()) * 1e3 for side in (self.kernel, self.reference)]
+        return Timing(speedup, *milliseconds, detail)
 
-    def _quad(self, inputs: arena.Inputs, outputs: dict[str, arena.Outputs]) -> Mismatch | None:
-        for first, second in ((self.reference, self.kernel), (self.kernel, self.reference)):
+    def _quad(self, inputs: arena.Inputs) -> None:
+        seconds = {self.reference: 0.0, self.kernel: 0.0}
+        for order in ((self.reference, self.kernel), (self.kernel, self.reference)):
             drawn = self._fill(inputs)
-            for side in (first, second):
-                outputs[side.name].poison(side.calls)
-                reading = side.request()
-                if first is self.reference:
-                    side.readings.append(reading)
-                else:
-                    side.readings[-1] += reading
-                if side is self.kernel and (wrong := self._verify(drawn, outputs[side.name])):
-                    return wrong
-        if len(self.kernel.readings) <= NULL_QUADS:
-            for side in (self.reference, self.kernel):
-                outputs["reference"].poison(side.calls)
-                side.nulls.append(Side("reference", self.reference.subject, side.calls).request(null=True))
-        return None
+            for side in order:
+                side.outputs.poison(side.calls)
+                seconds[side] += side.request()
+            self._verify(drawn)
+        for side, spent in seconds.items():
+            side.readings.append(spent)
+            if len(side.readings) <= NULL_QUADS:
+                self.reference.outputs.poison(side.calls)
+                side.nulls.append(self.reference.request(side.calls, null=True))
 
     def _fill(self, inputs: arena.Inputs) -> list[Any]:
-        drawn = [self._draw_alike() for _ in range(self.plan["slots"])]
-        for slot, one in enumerate(drawn):
-            inputs.write(slot, arena.tensors_of(one))
+        """Fresh input sets in every slot; the sets."""
+        drawn = []
+        for slot in range(self.plan["slots"]):
+            one, tensors = self._draw_alike()
+            inputs.write(slot, tensors)
+            drawn.append(one)
         return drawn
 
-    def _draw_alike(self) -> Any:
-        """A fresh input set of the layout that the arena has."""
-        for _ in range(50):
+    def _draw_alike(self) -> tuple[Any, list[torch.Tensor]]:
+        """A fresh input set of the layout that the arena has, and its tensors."""
+        for _ in range(DRAWS):
             drawn = self.draw()
-            if arena.layout(drawn, self.sample[1], self.plan["slots"]) == self.plan:
-                return drawn
-        raise ValueError("get_inputs draws other shapes each time: such a problem cannot be timed")
+            tensors: list[torch.Tensor] = []
+            tree = flatten(drawn, tensors)
+            if tree == self.plan["tree"] and [(t.dtype, t.shape) for t in tensors] == self.kinds:
+                return drawn, tensors
+        raise Trouble("get_inputs draws other shapes or numbers each time: such a problem cannot be timed")
 
-    def _verify(self, drawn: list[Any], outputs: arena.Outputs) -> Mismatch | None:
-        """Compare a slot that nobody could know before with the oracle's own answer."""
-        if self.forward is None:
-            return None
+    def _verify(self, drawn: list[Any]) -> None:
+        """Compare a slot that nobody could foresee with the oracle's own answer."""
+        if self.answer is None:
+            return
         slot = random.SystemRandom().randrange(self.kernel.calls)
-        want = arena.tensors_of(self.forward(*drawn[slot]))
-        self.verified += 1
-        wrong = compare.values(outputs.slots[slot], want, self.setting.tolerance)
+        wrong = compare.first_mismatch(
+            self.answer(drawn[slot]), self.kernel.outputs.slots[slot], self.tolerance
+        )
         if wrong:
-            wrong.detail["in"] = "a timed call"
-        return wrong
+            raise Wrong(wrong)
+        self.verified += 1
 
     def _speedup(self) -> Interval:
         pairs = zip(self.reference.net(), self.kernel.net(), strict=True)

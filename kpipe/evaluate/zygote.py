@@ -83,10 +83,14 @@ def _reap(control: socket.socket) -> None:
             return
         if pid == 0:
             return
-        wire.send(control, {"exited": pid, "status": os.waitstatus_to_exitcode(status), "peak_kb": usage.ru_maxrss})
+        wire.send(
+            control, {"exited": pid, "status": os.waitstatus_to_exitcode(status), "peak_kb": usage.ru_maxrss}
+        )
 
 
-def _child(parent: int, request: dict[str, Any], fds: list[int], level: str, harness: Any, sandbox: Any) -> None:
+def _child(
+    parent: int, request: dict[str, Any], fds: list[int], level: str, harness: Any, sandbox: Any
+) -> None:
     """Never returns. Descriptors: source, builds, runs, and the pipe for what is printed."""
     try:
         sandbox.die_with_parent(parent)
