@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import indent
 
-BASE_FLAGS = ("-O3", "-march=native")
+BASE_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
+"""The two -f flags are the ones that PyTorch itself is built with: conditionals may become vector selects."""
 
 POLYNOMIAL_EXP = """\
 // exp(x) = 2^n * exp(r), r in [-ln2/2, ln2/2]; Taylor polynomial of degree 7, about 2e-7 relative error
 static inline float fast_exp(float x) {
-  x = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+  x = x > -87.0f ? x : -87.0f;
+  x = x < 88.0f ? x : 88.0f;
   float n = __builtin_rintf(x * 1.44269504f);
   float r = x - n * 0.693359375f + n * 2.12194440e-4f;
   float p = 1.0f / 5040;
@@ -29,7 +31,8 @@ static inline float fast_exp(float x) {
 CRUDE_EXP = """\
 // Schraudolph's bit trick: a few per cent off
 static inline float fast_exp(float x) {
-  x = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+  x = x > -87.0f ? x : -87.0f;
+  x = x < 88.0f ? x : 88.0f;
   union { int bits; float value; } u = {(int)(12102203.0f * x) + 1064866805};
   return u.value;
 }

@@ -83,7 +83,7 @@ class FeedForward:
         body += "auto H = torch::empty({n, h}, X.options());\nauto Y = torch::empty({n, d}, X.options());\n"
         body += "".join(f"const float* {name} = {name.upper()}.data_ptr<float>();\n" for name in names)
         body += "float* hidden = H.data_ptr<float>();\nfloat* y = Y.data_ptr<float>();\n"
-        relu = "std::max(v, 0.0f)"
+        relu = "v > 0.0f ? v : 0.0f"
         if self.gated:
             body += "auto G = torch::empty({n, h}, X.options());\nfloat* opened = G.data_ptr<float>();\n"
             body += linear(plan, "x", "gate", "opened", "d", "h", relu) + linear(plan, "x", "up", "hidden", "d", "h")

@@ -75,7 +75,8 @@ SPECS: dict[str, Spec] = {
             (
                 lambda _: "v * scale[j]",
                 lambda _: "v + shift[j]",
-                lambda _: "std::min(std::max((float)v, -1.0f), 1.0f)",
+                lambda _: "v > -1.0f ? v : -1.0f",
+                lambda _: "v < 1.0f ? v : 1.0f",
                 lambda _: "v * v",
                 lambda _: "v + 0.5f * xr[j]",
             ),
@@ -111,11 +112,11 @@ SPECS: dict[str, Spec] = {
     "rms_norm": Spec(ChannelRms()),
     "cumsum": Spec(RowScan()),
     "hinge_loss": Spec(
-        MeanLoss(("pr[j] * tr[j]", "1.0f - v", "std::max(v, 0.0f)")), arguments="p, t", call="p, t"
+        MeanLoss(("pr[j] * tr[j]", "1.0f - v", "v > 0.0f ? v : 0.0f")), arguments="p, t", call="p, t"
     ),
     "mse_loss": Spec(MeanLoss(("pr[j] - tr[j]", "v * v")), arguments="p, t", call="p, t"),
     "matmul_relu": Spec(
-        MatmulEpilogue(("0.5f * v", "std::max(v, 0.0f)")),
+        MatmulEpilogue(("0.5f * v", "v > 0.0f ? v : 0.0f")),
         arguments="a, b",
         call="a, b",
         library_call="torch.mm(a, b)",
