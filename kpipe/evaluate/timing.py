@@ -25,16 +25,16 @@ from kpipe.evaluate.harness import flatten
 from kpipe.evaluate.reference import Trouble
 from kpipe.evaluate.subject import Subject
 
-REQUEST_S = 1.5e-3
-"""How long a request should take, so that sending it weighs little."""
-MIN_QUADS, LOOK_EVERY, NULL_QUADS = 10, 4, 5
+REQUEST_S, SLOW_REQUEST_S = 0.4e-3, 4e-3
+"""How long a request of the faster side should take, and of the slower one at most."""
+MIN_QUADS, LOOK_EVERY, NULL_QUADS, MAX_QUADS = 10, 4, 5, 1000
 SLOW_QUADS, SLOW = 6, 0.7
 """A kernel clearly below SLOW x the reference is not worth a precise figure."""
-MAX_CALLS, MAX_ARENA, MAX_QUADS = 200, 64 << 20, 1000
+MAX_CALLS, MAX_ARENA = 64, 64 << 20
 LEAST_CALL_S = 2e-6
-DRAWS = 50
 LEAST_SHARE = 0.25
 """A call is taken to cost at least this share of the copying that is subtracted from it."""
+DRAWS = 50
 
 
 class Wrong(Exception):
@@ -64,32 +64,25 @@ class Timing:
 
 
 class Side:
-    """A subject: how many calls one request makes, and what its requests took in seconds."""
+    """A subject: its outputs, and what its requests took in seconds."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.calls = 1
-        self.readings: list[float] = []  # two requests of one quad
-        self.nulls: list[float] = []  # one request of as many null calls
+        self.readings: list[float] = []  # of each quad the two requests
         self.outputs: arena.Outputs
 
     def map(self, plan: dict[str, Any], inputs: arena.Inputs) -> None:
         self._ask({"op": "arena", "layout": plan, "writable": False}, (inputs.fd, self.outputs.fd))
 
-    def request(self, calls: int | None = None, *, null: bool = False) -> float:
+    def request(self, calls: int, *, null: bool = False) -> float:
         """Seconds that `calls` calls take."""
-        return self._ask({"op": "calls", "count": calls or self.calls, "null": null})
+        return self._ask({"op": "calls", "count": calls, "null": null})
 
     def _ask(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> float:
         seconds, reply = self.subject.timed(message, fds)
         if "error" in reply:
             raise CallFailed(self.subject, reply)
         return seconds
-
-    def net(self) -> list[float]:
-        """Seconds per call in each quad."""
-        null = statistics.median(self.nulls)
-        return [max(r / 2 - null, null * LEAST_SHARE) / self.calls for r in self.readings]
 
 
 class Bench:
@@ -107,35 +100,41 @@ class Bench:
         answer: Callable[[Any], list[torch.Tensor]] | None,
         config: EvaluateConfig,
     ) -> None:
-        self.reference, self.kernel = Side(reference), Side(kernel)
+        self.reference, self.kernel = self.sides = Side(reference), Side(kernel)
         self.draw, self.answer, self.config = draw, answer, config
         self.tolerance = Tolerance(config.atol, config.rtol)
         self.verified = 0
+        self.nulls: list[float] = []
 
     def run(self, inputs: Any, outputs: list[torch.Tensor]) -> Timing:
         """`inputs` and `outputs` are those of the trial. Raises Wrong, CallFailed, Failure, Trouble."""
         end = time.monotonic() + self.config.timing_budget_s
         self.kinds = [(t.dtype, t.shape) for t in arena.tensors_of(inputs)]
-        self.plan = arena.layout(inputs, outputs, self._choose_calls(arena.layout(inputs, outputs, 1)))
+        one = arena.layout(inputs, outputs, 1)
+        self.calls = max(1, min(MAX_CALLS, MAX_ARENA // (one["input_step"] + 2 * one["output_step"])))
+        self.plan = {**one, "slots": self.calls}
         shared = arena.Inputs(self.plan, sealed=True)
-        for side in (self.reference, self.kernel):
+        for side in self.sides:
             side.outputs = arena.Outputs(self.plan)
         try:
-            for side in (self.reference, self.kernel):
+            for side in self.sides:
                 side.map(self.plan, shared)
+            self._choose_calls(shared)
             return self._quads(shared, end)
         finally:
-            for memory in (shared, self.reference.outputs, self.kernel.outputs):
+            for memory in (shared, *(side.outputs for side in self.sides)):
                 memory.close()
 
-    def _choose_calls(self, one: dict[str, Any]) -> int:
-        """As many calls as make a request long enough and as the arena holds; the slots needed."""
-        null = min(self.reference.request(null=True) for _ in range(3))
-        fits = max(1, MAX_ARENA // (one["input_step"] + 2 * one["output_step"]))
-        for side in (self.reference, self.kernel):
-            once = max(min(side.request() for _ in range(3)) - null, LEAST_CALL_S)
-            side.calls = min(math.ceil(REQUEST_S / once), fits, MAX_CALLS)
-        return max(self.reference.calls, self.kernel.calls)
+    def _choose_calls(self, inputs: arena.Inputs) -> None:
+        """As few calls as make a request long enough; everything that a request touches is warm afterwards."""
+        most, self.calls = self.calls, 1
+        null = min(self.reference.request(1, null=True) for _ in range(2))
+        self._fill(inputs)
+        once = [max(min(side.request(1) for _ in range(3)) - null, LEAST_CALL_S) for side in self.sides]
+        self.calls = max(1, min(most, math.ceil(REQUEST_S / min(once)), int(SLOW_REQUEST_S / max(once))))
+        self._fill(inputs)
+        for side in self.sides:
+            side.request(self.calls)
 
     def _quads(self, inputs: arena.Inputs, end: float) -> Timing:
         narrow = 0
@@ -149,34 +148,28 @@ class Bench:
                 narrow = narrow + 1 if precise else 0
                 if narrow == 2:
                     break
-        null = statistics.median(self.kernel.nulls) / self.kernel.calls
-        detail = {
-            "quads": len(self.kernel.readings),
-            "calls": [self.reference.calls, self.kernel.calls],
-            "verified": self.verified,
-            "null_us": round(null * 1e6, 2),
-        }
-        milliseconds = [statistics.median(side.net()) * 1e3 for side in (self.kernel, self.reference)]
-        return Timing(speedup, *milliseconds, detail)
+        null = statistics.median(self.nulls) / self.calls
+        detail = {"quads": len(self.kernel.readings), "calls": self.calls, "verified": self.verified}
+        detail["null_us"] = round(null * 1e6, 2)
+        times = [statistics.median(self._net(side)) * 1e3 for side in (self.kernel, self.reference)]
+        return Timing(speedup, *times, detail)
 
     def _quad(self, inputs: arena.Inputs) -> None:
-        seconds = {self.reference: 0.0, self.kernel: 0.0}
-        for order in ((self.reference, self.kernel), (self.kernel, self.reference)):
+        """Reference, kernel; fresh inputs; kernel, reference."""
+        for side in self.sides:
+            side.readings.append(0.0)
+        for order in (self.sides, self.sides[::-1]):
             drawn = self._fill(inputs)
             for side in order:
-                side.outputs.poison(side.calls)
-                seconds[side] += side.request()
+                side.readings[-1] += side.request(self.calls)
             self._verify(drawn)
-        for side, spent in seconds.items():
-            side.readings.append(spent)
-            if len(side.readings) <= NULL_QUADS:
-                self.reference.outputs.poison(side.calls)
-                side.nulls.append(self.reference.request(side.calls, null=True))
+        if len(self.nulls) < NULL_QUADS:
+            self.nulls.append(self.reference.request(self.calls, null=True))
 
     def _fill(self, inputs: arena.Inputs) -> list[Any]:
-        """Fresh input sets in every slot; the sets."""
+        """Fresh input sets in as many slots as a request uses; the sets."""
         drawn = []
-        for slot in range(self.plan["slots"]):
+        for slot in range(self.calls):
             one, tensors = self._draw_alike()
             inputs.write(slot, tensors)
             drawn.append(one)
@@ -196,7 +189,7 @@ class Bench:
         """Compare a slot that nobody could foresee with the oracle's own answer."""
         if self.answer is None:
             return
-        slot = random.SystemRandom().randrange(self.kernel.calls)
+        slot = random.SystemRandom().randrange(self.calls)
         wrong = compare.first_mismatch(
             self.answer(drawn[slot]), self.kernel.outputs.slots[slot], self.tolerance
         )
@@ -205,5 +198,10 @@ class Bench:
         self.verified += 1
 
     def _speedup(self) -> Interval:
-        pairs = zip(self.reference.net(), self.kernel.net(), strict=True)
+        pairs = zip(self._net(self.reference), self._net(self.kernel), strict=True)
         return median_interval([a / b for a, b in pairs])
+
+    def _net(self, side: Side) -> list[float]:
+        """Seconds per call in each quad, without what calling and copying the output cost."""
+        null = statistics.median(self.nulls)
+        return [max(r / 2 - null, null * LEAST_SHARE) / self.calls for r in side.readings]

@@ -26,8 +26,10 @@ ENVIRONMENT = {
     "MALLOC_TOP_PAD_": "134217728",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-SYSTEM_FILES = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom",
-                "/sys/devices/system/cpu")  # fmt: skip
+SYSTEM_FILES = (
+    *("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom"),
+    *("/proc/cpuinfo", "/sys/devices/system/cpu"),
+)
 
 
 def main(control: socket.socket, cores: list[int]) -> None:
@@ -35,13 +37,13 @@ def main(control: socket.socket, cores: list[int]) -> None:
     import gc
 
     import torch
-    import torch.utils.cpp_extension
 
     from kpipe.evaluate import harness, sandbox, wire
 
     os.sched_setaffinity(0, cores)
     sandbox.hide()
     level = sandbox.level()
+    torch.backends.cpu.get_cpu_capability()  # the children cannot look for themselves
     gc.collect()
     gc.freeze()
     wire.send(control, {"ready": True, "sandbox": level})
