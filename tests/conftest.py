@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -63,3 +64,13 @@ def _postgres_database(server: PostgresServer, template: str) -> Iterator[str]:
     server.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
     yield server.url(name)
     server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def build_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One build cache for the whole session, so that the shim's library is built once.
+
+    KPIPE_TEST_CACHE names a directory to keep it in between sessions.
+    """
+    kept = os.environ.get("KPIPE_TEST_CACHE")
+    return Path(kept) if kept else tmp_path_factory.mktemp("build-cache")

@@ -28,13 +28,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="session")
-def build_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One build cache for all runs, so that the shim's library is built once."""
-    shared = os.environ.get("KPIPE_TEST_CACHE")
-    return Path(shared) if shared else tmp_path_factory.mktemp("cache")
-
-
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "kpipe", *arguments]
 
