@@ -98,12 +98,15 @@ class Database:
         """`write`, without blocking the event loop. A cancelled caller does not undo what has begun."""
         return await asyncio.wrap_future(self._writes.submit(self._run_write, fn, args, kwargs))
 
-    def upgrade(self) -> None:
-        """Bring the schema to the newest revision, in one transaction; one of several racers does it."""
+    def upgrade(self) -> bool:
+        """Bring the schema to the newest revision, in one transaction; False when it was there.
+
+        The views are made again in any case. Raises StoreError, SchemaError.
+        """
         from kpipe.store import migrate
 
         with explained(self.name), self._alone():
-            migrate.upgrade(self._writer)
+            return migrate.upgrade(self._writer)
 
     def check(self) -> str:
         """The schema's revision, when it is the newest and without any difference. Raises SchemaError."""
@@ -152,6 +155,8 @@ def parse_url(url: str) -> sa.URL:
     kind = parsed.get_backend_name()
     if kind == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise StoreError("A database in memory cannot be shared between processes.", fix)
+    if kind == "sqlite" and parsed.query:
+        raise StoreError(f"kpipe takes no options in {url!r}.", fix)
     if kind not in ("sqlite", "postgresql"):
         raise StoreError(f"kpipe does not speak {kind}.", fix)
     return parsed

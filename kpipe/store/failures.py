@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kpipe.errors import StoreError
 
@@ -39,12 +40,12 @@ _POSTGRES = {
     ),
     "53300": ("{db} has no connection left.", "Stop other clients or raise max_connections."),
     "25006": ("{db} is read-only.", "Give the address of the primary server."),
+    "57P": ("{db} was shut down.", "Start the server and type the command again; nothing is lost."),
+    "08": ("The connection to {db} broke.", "Type the command again; nothing is lost."),
     "42501": ("{db} refuses this user.", "Grant the user CREATE on the database and its schema public."),
-    "3D000": ("There is no database {db}.", "Create it with createdb, or check the name."),
-    "28P01": ("{db} refuses the password.", "Check user and password in the URL, or use ~/.pgpass."),
-    "28000": ("{db} refuses this user.", "Check the user in the URL, and pg_hba.conf on the server."),
-    "55P03": ("A lock in {db} could not be had.", "Try again when other programs have finished."),
 }
+
+_REACH = "Check that the server runs, and the address, user and name of the database (createdb makes one)."
 
 DEADLOCKS = ("40P01", "40001")
 
@@ -54,30 +55,28 @@ def explained(db: str) -> Iterator[None]:
     """Turn what a user can mend into a StoreError; let our own mistakes through as they are."""
     try:
         yield
-    except DBAPIError as error:
+    except (DBAPIError, sqlite3.Error) as error:
         known = explain(error, db)
         if known is None:
             raise
         raise known from error
 
 
-def explain(error: DBAPIError, db: str) -> StoreError | None:
-    name = getattr(error.orig, "sqlite_errorname", None)
-    if name is not None:
-        for prefix, (message, fix) in _SQLITE.items():
-            if name.startswith(prefix):
-                return StoreError(message.format(db=db), fix)
-        return None
-    state = sqlstate(error)
-    if state in _POSTGRES:
-        message, fix = _POSTGRES[state]
-        return StoreError(message.format(db=db), fix)
-    if error.connection_invalidated or (state is None and type(error.orig).__name__ == "OperationalError"):
-        reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else "no answer"
-        return StoreError(
-            f"{db} does not answer: {reason}.", "Check that the server runs and the address is right."
-        )
-    return None
+def explain(error: DBAPIError | sqlite3.Error, db: str) -> StoreError | None:
+    """The sentence for this error of `db`, None when no user can mend it."""
+    cause: object = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, sqlite3.Error):
+        known = _lookup(_SQLITE, getattr(cause, "sqlite_errorname", ""))
+    elif (state := getattr(cause, "sqlstate", None)) or not isinstance(error, OperationalError):
+        known = _lookup(_POSTGRES, state or "")
+    else:
+        reason = (str(cause).strip().splitlines() or ["no answer"])[0].rpartition("FATAL:")[2].strip()
+        known = ("{db} cannot be reached: " + reason + ".", _REACH)
+    return StoreError(known[0].replace("{db}", db), known[1]) if known else None
+
+
+def _lookup(table: dict[str, tuple[str, str]], code: str) -> tuple[str, str] | None:
+    return next((words for prefix, words in table.items() if code.startswith(prefix)), None)
 
 
 def sqlstate(error: DBAPIError) -> str | None:

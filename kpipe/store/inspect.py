@@ -49,8 +49,8 @@ def progress(conn: sa.Connection, run_id: int) -> dict[str, Any]:
     """Where the run stands.
 
     Groups: `groups_open`, `groups_complete`, `groups_failed`. Settled `turns`. Evaluations: `queued`,
-    `running`, `done`, `failed`. Of the last update: `step`, `metrics`, `mean_reward`, and `mean_best`, the mean
-    best speedup of a trajectory. `reward_by_step` (means), `best` speedup by problem, `coder_usd`.
+    `running`, `done`, `failed`. Of the last update: `step`, `metrics`, `mean_reward`, `mean_best` (the mean
+    best speedup of a trajectory). `reward_by_step` (means), `best` speedup by problem, `coder_usd`.
     """
     groups = rollouts.counts(conn, run_id)
     rewards = {step: fmean(xs) for step, xs in rewards_by_step(conn, run_id).items()}

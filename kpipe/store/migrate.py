@@ -13,8 +13,11 @@ from kpipe.store import schema, views
 LOCK = 0x6B706970  # "kpip": the advisory lock that lets one of several upgrades through
 
 
-def upgrade(engine: sa.Engine) -> None:
-    """In one transaction: wait for other upgrades, migrate, rebuild the views. Raises SchemaError."""
+def upgrade(engine: sa.Engine) -> bool:
+    """In one transaction: wait for other upgrades, migrate, rebuild the views. Raises SchemaError.
+
+    True when there was anything to migrate: of several upgrades at once only one finds something.
+    """
     with engine.connect() as conn:
         if sqlite := conn.dialect.name == "sqlite":
             # With foreign keys on, a table that is rebuilt takes its children along when it is dropped.
@@ -24,7 +27,8 @@ def upgrade(engine: sa.Engine) -> None:
             with conn.begin():
                 if not sqlite:
                     conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
-                schema.check_known(schema.current(conn))
+                before = schema.current(conn)
+                schema.check_known(before)
                 views.drop(conn)
                 command.upgrade(alembic_config(conn), "head")
                 views.create(conn)
@@ -36,6 +40,7 @@ def upgrade(engine: sa.Engine) -> None:
         finally:
             if sqlite:
                 _raw(conn).execute("PRAGMA foreign_keys = ON")
+    return before != schema.revisions()[-1]
 
 
 def alembic_config(conn: sa.Connection) -> Config:

@@ -94,7 +94,7 @@ def inspect_file(path: Path, *, create: bool) -> None:
             f"{path} lies on a network file system ({kind}), where SQLite loses data.",
             "Put it on a local disk, or use Postgres: --db postgresql://USER@HOST/NAME.",
         )
-    if not os.access(path.parent, os.W_OK | os.X_OK):
+    if not _may(path.parent, os.W_OK | os.X_OK):
         raise StoreError(
             f"The directory {path.parent} is read-only.", "SQLite writes beside its file: use another one."
         )
@@ -103,7 +103,7 @@ def inspect_file(path: Path, *, create: bool) -> None:
 
 
 def _inspect_content(path: Path) -> None:
-    if not os.access(path, os.R_OK | os.W_OK):
+    if not _may(path, os.R_OK | os.W_OK):
         raise StoreError(
             f"{path} cannot be read and written by this user.", "Check its owner and permissions."
         )
@@ -113,6 +113,10 @@ def _inspect_content(path: Path) -> None:
         raise StoreError(
             f"{path} is not a kpipe database: it is no SQLite file.", "Give another path with --db."
         )
+
+
+def _may(path: Path, what: int) -> bool:
+    return os.access(path, what, effective_ids=os.access in os.supports_effective_ids)
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:

@@ -1,0 +1,194 @@
+"""Transactions: all or nothing, from threads and event loops, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from postgres_server import PostgresServer
+from processes import start, wait_for
+from store_world import World, only_postgres
+
+from kpipe.errors import StoreError
+from kpipe.store import blobs, policies, rollouts
+from kpipe.store.database import Database
+from kpipe.store.verify import verify
+
+Query = Callable[[str], list[tuple[Any, ...]]]
+
+
+def count_blobs(conn: sa.Connection) -> int:
+    return int(conn.execute(sa.text("SELECT count(*) FROM blob")).scalar_one())
+
+
+def test_what_raises_is_undone(database: Database) -> None:
+    def half(conn: sa.Connection) -> None:
+        blobs.put(conn, "half")
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        database.write(half)
+    assert database.read(count_blobs) == 0
+    database.write(blobs.put, "whole")
+    assert database.read(count_blobs) == 1
+
+
+async def test_an_event_loop_is_not_blocked(database: Database) -> None:
+    """A write that waits for the loop itself: it would never end if it ran on the loop."""
+    turning, loop = threading.Event(), asyncio.get_running_loop()
+
+    def wait_for_the_loop(conn: sa.Connection) -> str:
+        loop.call_soon_threadsafe(turning.set)
+        assert turning.wait(60)
+        return blobs.put(conn, "text")
+
+    sha = await database.awrite(wait_for_the_loop)
+    assert await database.aread(blobs.get, sha) == "text"
+    with pytest.raises(StoreError, match="No text"):
+        await database.aread(blobs.get, "0" * 64)
+
+
+async def test_many_writes_at_once_all_arrive(database: Database) -> None:
+    await asyncio.gather(*(database.awrite(blobs.put, f"text {i}") for i in range(100)))
+    assert await database.aread(count_blobs) == 100
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_a_writer_killed_in_mid_transaction(
+    database: Database, database_url: str, query: Query, groups: int
+) -> None:
+    writer = start("die_writing.py", database_url, str(groups))
+    assert writer.stdout is not None
+    acknowledged = [int(writer.stdout.readline()) for _ in range(groups)]
+    wait_for(writer, "in the middle\n")
+    writer.kill()
+    writer.wait()
+    world = World.make(database, "of the living")
+    world.complete_group()
+    facts = database.read(verify)
+    assert facts["turns"] == 4 * (groups + 1)
+    assert [i for (i,) in query("SELECT id FROM rollout_group ORDER BY id")][:-1] == acknowledged
+    assert query("SELECT count(*) FROM event WHERE kind = 'unfinished'") == [(0,)]
+
+
+@pytest.mark.parametrize("killed_after", [1, 3, 7])
+def test_a_writer_killed_anywhere_loses_no_acknowledged_group(
+    database: Database, database_url: str, query: Query, killed_after: int
+) -> None:
+    writer = start("die_writing.py", database_url, "1000000")
+    assert writer.stdout is not None
+    acknowledged = {int(writer.stdout.readline()) for _ in range(killed_after)}
+    writer.kill()
+    acknowledged |= {int(line) for line in writer.communicate()[0].split()}
+    stored = {i for (i,) in query("SELECT id FROM rollout_group WHERE state = 'complete'")}
+    assert acknowledged <= stored
+    assert len(stored) <= len(acknowledged) + 1
+    database.read(verify)
+
+
+def test_a_base_policy_made_twice_is_one(world: World) -> None:
+    again = world.db.write(policies.add, world.run.id, 0, "/elsewhere", "other digest")
+    assert again == world.base
+    assert world.db.read(policies.list_, world.run.id) == [world.base]
+    assert world.db.read(policies.get, world.run.id, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("kpipe.db", "no database URL"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///kpipe.db?mode=ro", "no options"),
+        ("mysql://host/kpipe", "does not speak mysql"),
+    ],
+)
+def test_addresses_that_are_none(url: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words) as caught:
+        Database.open(url)
+    assert "sqlite:///PATH" in caught.value.fix
+
+
+@pytest.mark.postgres
+def test_a_postgres_that_cannot_be_reached(postgres: PostgresServer) -> None:
+    for url, words in (
+        (postgres.url("nobodys"), "nobodys"),
+        (postgres.url("postgres").replace("kpipe@", "stranger:secret@"), "stranger"),
+        ("postgresql://kpipe@localhost:1/kpipe", "cannot be reached"),
+    ):
+        with pytest.raises(StoreError, match=words) as caught:
+            Database.open(url)
+        assert "secret" not in str(caught.value)
+
+
+@only_postgres
+def test_a_restarted_postgres_costs_no_transaction(postgres: PostgresServer, database: Database) -> None:
+    database.write(blobs.put, "before")
+    others = "FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'kpipe'"
+    postgres.sql(f"SELECT pg_terminate_backend(pid) {others}")
+    database.write(blobs.put, "after")
+    assert database.read(count_blobs) == 2
+
+
+@only_postgres
+def test_a_connection_that_breaks_in_mid_transaction(postgres: PostgresServer, database: Database) -> None:
+    def cut(conn: sa.Connection) -> None:
+        blobs.put(conn, "half")
+        pid = conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+        postgres.sql(f"SELECT pg_terminate_backend({pid})")
+        blobs.put(conn, "whole")
+
+    with pytest.raises(StoreError, match="was shut down"):
+        database.write(cut)
+    assert database.read(count_blobs) == 0
+
+
+@only_postgres
+def test_a_deadlock_is_run_again(database: Database) -> None:
+    """Two transactions that lock two rows in opposite orders: Postgres undoes one, which then runs again."""
+    World.make(database, "a")
+    World.make(database, "b")
+    meet, tries = threading.Barrier(2), []
+    more = sa.text("UPDATE run SET seed = seed + 1 WHERE name = :name")
+
+    def lock(conn: sa.Connection, first: str, second: str) -> None:
+        tries.append(first)
+        conn.execute(more, {"name": first})
+        if len(tries) <= 2:
+            meet.wait(60)
+        conn.execute(more, {"name": second})
+
+    threads = [
+        threading.Thread(target=database.write, args=(lock, *names)) for names in (("a", "b"), ("b", "a"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tries) == 3
+    assert database.read(lambda c: set(c.execute(sa.text("SELECT seed FROM run")).scalars())) == {9}
+
+
+def test_writers_that_store_the_same_texts_never_wait_in_a_circle(database: Database) -> None:
+    world = World.make(database)
+    texts = [f"text {i}" for i in range(50)]
+    errors: list[BaseException] = []
+
+    def write(order: list[str]) -> None:
+        try:
+            for _ in range(5):
+                _, members = world.open_group(2)
+                database.write(blobs.put_all, order)
+                database.write(rollouts.record_suggestions, [world.suggestion(t) for t in members])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(texts[::step],)) for step in (1, -1, 1, -1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

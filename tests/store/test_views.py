@@ -1,0 +1,96 @@
+"""Every view can be read on both databases and says the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from store_world import EXPIRED, GOOD, World, call
+
+from kpipe.assets import asset
+from kpipe.domain.verdict import Finding, Outcome, Verdict
+from kpipe.store import queue, rollouts
+
+Query = Callable[[str], list[tuple[Any, ...]]]
+NAMES = re.findall(r"CREATE VIEW (\w+)", asset("store/views.sql").read_text())
+
+
+@pytest.fixture
+def busy(world: World) -> World:
+    """A run with a little of everything."""
+    world.complete_group([[1.0, 2.0], [0.5, None]])
+    world.commit(1, world.take(0))
+    _, members = world.open_group(4)
+    hack = Verdict(
+        Outcome.HACK, log="seen", findings=(Finding("calls-reference", "hard", "it calls Model", 9),)
+    )
+    for member, verdict in zip(members[:2], (hack, Verdict(Outcome.COMPILE_ERROR, log="no ;")), strict=True):
+        turn = world.suggest(member)
+        world.implement(turn, f"bad kernel {turn}", call(f"bad {turn}"))
+        (job,) = world.claim()
+        world.db.write(queue.report, job.id, job.lease, verdict)
+        world.settle(turn, -1.0, last=True, outcome=verdict.outcome.value)
+    turn = world.suggest(members[2])
+    failed = call("refused", reply=None)
+    world.db.write(
+        rollouts.settle, turn, reward=None, outcome=None, fault="coder_failed", call=failed, last=True
+    )
+    world.implement(world.suggest(members[3]), "still running")
+    world.claim(lease_s=EXPIRED)
+    return world
+
+
+def test_all_views_of_the_design_are_there(busy: World) -> None:
+    wanted = {"turn", "trajectory", "group", "best", "leaderboard", "queue", "coder_cost", "faults", "step"}
+    wanted |= {"run", "policy", "hacks"}
+    assert set(NAMES) == {f"v_{name}" for name in wanted}
+    assert set(busy.db.read(lambda conn: sa.inspect(conn).get_view_names())) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_view_has_something_to_say(busy: World, query: Query, name: str) -> None:
+    assert query(f"SELECT * FROM {name}")
+
+
+def test_what_the_views_say(busy: World, query: Query) -> None:
+    assert query("SELECT run, problem, speedup, suggestion FROM v_best") == [
+        ("first", "square", GOOD.speedup, "unroll the loop")
+    ]
+    assert query("SELECT problem, device, place, speedup FROM v_leaderboard ORDER BY place") == [
+        ("square", "cpu", place, GOOD.speedup) for place in (1, 2, 3, 4)
+    ]
+    assert query("SELECT problem, state, host FROM v_queue") == [("square", "running", "host")]
+    assert query("SELECT run, model, calls, failed, usd FROM v_coder_cost") == [("first", "gpt", 7, 1, 3.5)]
+    assert query("SELECT fault, coder_error FROM v_faults ORDER BY turn_id") == [
+        ("infra", None),
+        ("coder_failed", "overloaded"),
+    ]
+    assert query("SELECT step, samples, trained, mean_reward FROM v_step") == [
+        (1, 4, 4, pytest.approx(3.5 / 3))
+    ]
+    assert query("SELECT step, groups_open, groups_complete, groups_failed, turns, faults FROM v_run") == [
+        (1, 1, 1, 0, 7, 2)
+    ]
+    ((step, turns, reward, correct, compiled),) = query(
+        "SELECT policy_step, turns, mean_reward, share_correct, share_compiled FROM v_policy"
+    )
+    assert (step, turns) == (0, 5)
+    assert [float(x) for x in (reward, correct, compiled)] == pytest.approx([0.3, 0.6, 0.8])
+    assert query("SELECT rule, outcome, line FROM v_hacks WHERE severity = 'hard'") == [
+        ("calls-reference", "hack", 9)
+    ]
+    assert query(
+        "SELECT ordinal, state, turns, faults, highest_reward, consumed_step FROM v_group ORDER BY 1"
+    ) == [
+        (0, "complete", 4, 1, 2.0, 1),
+        (1, "open", 4, 1, -1.0, None),
+    ]
+    assert query(
+        "SELECT turns, reward, best_speedup FROM v_trajectory WHERE group_ordinal = 0 ORDER BY member"
+    ) == [
+        (2, 3.0, 2.0),
+        (2, 0.5, 2.0),
+    ]
