@@ -26,7 +26,7 @@ import torch
 import torch.utils.cpp_extension
 
 FILE_NAME = "kernel.py"
-MAX_TEXT = 8_000
+MAX_TEXT, MAX_REQUEST = 8_000, 65_536
 _LENGTH = struct.Struct("<I")
 Loaded = Callable[[list[Any], dict[str, Any]], Any]
 
@@ -77,21 +77,15 @@ class Subject:
         self.outputs: list[list[torch.Tensor]] = []
         self.prepared: Any = None
 
+    @torch.no_grad()
     def serve(self) -> None:
-        operations = {
-            "construct": self.construct,
-            "arena": self.arena,
-            "trial": self.trial,
-            "calls": self.calls,
-        }
-        while True:
-            data, fds, _, _ = socket.recv_fds(self.runs, 65536, 4)
-            if not data:
-                return
-            request = json.loads(data)
+        """Answer requests one by one. What is done around `calls` is timed with it, so it is little."""
+        buffer = bytearray(MAX_REQUEST)
+        room = socket.CMSG_SPACE(4 * struct.calcsize("i"))
+        while size := (received := self.runs.recvmsg_into([buffer], room))[0]:
+            request = json.loads(buffer[:size])
             try:
-                with torch.no_grad():
-                    answer = operations[request.pop("op")](*fds, **request)
+                answer = getattr(self, request.pop("op"))(*_descriptors(received[1]), **request)
             except BaseException as error:
                 answer = {"error": _kind(error), "log": _explain(error)}
             self.runs.send(json.dumps(answer).encode())
@@ -147,6 +141,10 @@ class Subject:
                 for place, tensor in zip(places, result, strict=True):
                     place.copy_(tensor)
         return {}
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    return [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
 
 
 def shapes(state: dict[str, Any]) -> dict[str, Any]:

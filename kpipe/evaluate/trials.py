@@ -88,27 +88,31 @@ class Trials:
                     raise Failed(Outcome.WRONG_VALUE, log, trial=trial, changed_input=number)
 
     def _time(self) -> Timing:
+        """The runner first goes through all that the kernel went through: their heaps must look alike."""
         inputs = self.draw()
         want = self.answer(inputs)
-        with (
-            Exchange(self.kernel, inputs, want) as own,
-            Exchange(self.runner, inputs, want, self._construct) as other,
-        ):
-            torch.manual_seed(seed := _seed())
-            _accepted(own.call(seed))
-            if reply := other.call(seed).get("error"):
-                raise Trouble(f"the reference's process failed: {reply}")
-            if not self.random and first_mismatch(want, other.got(), self.tolerance):
-                raise Trouble("the reference's answers differ between two processes")
+        self._construct(self.runner)
+        for _ in range(self.config.trials):
+            with Exchange(self.runner, inputs, want) as exchange:
+                self._check_runner(exchange, want)
+        with Exchange(self.kernel, inputs, want) as own, Exchange(self.runner, inputs, want) as other:
+            _accepted(own.call(_seed()))
+            self._check_runner(other, want)
             self.kernel.freeze()
             self.runner.freeze()
-            bench = Bench(
-                self.runner, self.kernel, self.draw, None if self.random else self.answer, self.config
-            )
+            answer = None if self.random else self.answer
             try:
-                return bench.run(inputs, want)
+                return Bench(self.runner, self.kernel, self.draw, answer, self.config).run(inputs, want)
             except Wrong as error:
                 raise _wrong(error.mismatch, True, timed=True) from None
+
+    def _check_runner(self, exchange: Exchange, want: Sequence[torch.Tensor]) -> None:
+        """One call of the reference in its own process. Raises Trouble."""
+        reply = exchange.call(_seed())
+        if "error" in reply:
+            raise Trouble(f"the reference's process failed: {reply.get('log')}")
+        if not self.random and first_mismatch(want, exchange.got(), self.tolerance):
+            raise Trouble("the reference's answers differ between two processes")
 
     def _construct(self, subject: Subject) -> dict[str, Any]:
         file = wire.memory_file("payload", self.payload)
@@ -125,11 +129,7 @@ class Trials:
 class Exchange:
     """One input set in memory that the subject may write, so that a change is seen, and its outputs."""
 
-    def __init__(
-        self, subject: Subject, inputs: Sequence[Any], want: Sequence[torch.Tensor], prepare: Any = None
-    ) -> None:
-        if prepare:
-            prepare(subject)
+    def __init__(self, subject: Subject, inputs: Sequence[Any], want: Sequence[torch.Tensor]) -> None:
         self.subject = subject
         plan = arena.layout(inputs, want, 1)
         self.inputs, self.outputs = arena.Inputs(plan, sealed=False), arena.Outputs(plan)
