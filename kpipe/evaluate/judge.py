@@ -62,7 +62,9 @@ class Judge:
     async def judge(self, reference: str, kernel: str) -> Verdict:
         """Never raises for what a kernel does; INFRA when nothing can be said about it."""
         start = time.monotonic()
-        evaluation = Evaluation(self, reference.encode(errors="surrogatepass"), kernel.encode(errors="surrogatepass"))
+        evaluation = Evaluation(
+            self, reference.encode(errors="surrogatepass"), kernel.encode(errors="surrogatepass")
+        )
         try:
             verdict = await evaluation.run()
         except Broken as broken:
@@ -168,7 +170,9 @@ class Evaluation:
         start = time.monotonic()
         async with self.judge.device() as oracle:
             self.waited_s = time.monotonic() - start
-            verdict: dict[str, Any] = await oracle.judge(self.reference, line.child, runner.child, line.left_s)
+            verdict: dict[str, Any] = await oracle.judge(
+                self.reference, line.child, runner.child, line.left_s
+            )
         return verdict
 
     async def _with_exit(self, verdict: dict[str, Any], child: Child) -> dict[str, Any]:
@@ -205,7 +209,11 @@ def _ending(status: int, verdict: dict[str, Any], printed: str) -> dict[str, Any
     """What the end of a process says: its outcome, evidence and a sentence."""
     if status >= 0:
         detail = {**verdict["detail"], "exit_code": status}
-        return {"outcome": Outcome.CRASH, "detail": detail, "log": f"The process ended itself (exit code {status})."}
+        return {
+            "outcome": Outcome.CRASH,
+            "detail": detail,
+            "log": f"The process ended itself (exit code {status}).",
+        }
     name = signal.Signals(-status).name
     detail = {**verdict["detail"], "signal": name}
     if name == "SIGXCPU":

@@ -62,7 +62,9 @@ class Line:
                 self._served = asyncio.create_task(self._serve())
                 return Loaded("loaded")
             else:
-                return Loaded("oom" if message.get("error") == "oom" else "failed", str(message.get("log", "")))
+                return Loaded(
+                    "oom" if message.get("error") == "oom" else "failed", str(message.get("log", ""))
+                )
 
     async def close(self) -> None:
         if self._served:

@@ -203,7 +203,14 @@ class Oracle(Helper):
     """Judges one loaded kernel after the other."""
 
     def __init__(self, config: EvaluateConfig, core: int | None) -> None:
-        command = [sys.executable, "-m", "kpipe.evaluate.oracle", "{fd}", json.dumps(core), config.model_dump_json()]
+        command = [
+            sys.executable,
+            "-m",
+            "kpipe.evaluate.oracle",
+            "{fd}",
+            json.dumps(core),
+            config.model_dump_json(),
+        ]
         environment = {**os.environ, **ENVIRONMENT, "PATH": os.environ.get("PATH", ENVIRONMENT["PATH"])}
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         super().__init__(command, environment=environment)
