@@ -128,7 +128,7 @@ def build_module(request: BuildRequest, *, cache: BuildCache, timeout_s: float) 
         return result(found, "cache")
     with cache.scratch() as folder:
         library, log = _shim_build(request, toolchain, cache, folder, timeout_s)
-        if library or not _shim_to_blame(request, log):
+        if library or not _shim_to_blame(request, log, cache):
             return result(cache.put(key, library, trim(log), "shim"), "shim")
         left = timeout_s - (time.monotonic() - started)
         library, log, final = _stock_build(request, folder, max(left, 1.0))
@@ -222,14 +222,15 @@ def _shim_build(
         return None, ""
     names = " ".join(f"KP_FUNCTION({f})" for f in request.functions)
     body = "\n".join(request.cpp_sources)
-    main = f'#include <torch/extension.h>\n#line 1 "main.cpp"\n{body}\nKP_MODULE({request.name}, {names})\n'
+    module = f'#include <torch/extension.h>\n#include "main.cpp"\nKP_MODULE({request.name}, {names})\n'
     library = ensure_runtime(cache)  # the module names it as a dependency by its path
-    (folder / "main.cpp").write_text(main, encoding="utf-8", errors="replace")
+    (folder / "main.cpp").write_text(body + "\n", encoding="utf-8", errors="replace")
+    (folder / "module.cpp").write_text(module)
     flags = ["-fPIC", STANDARD, *request.extra_cflags]
     headers = _precompiled(flags, t, cache)
     command = [t.compiler, *flags, f"-DTORCH_EXTENSION_NAME={request.name}", "-shared"]
     command += ["-isystem", str(headers)] if headers else []
-    command += ["-isystem", str(t.shim_dir / "include"), "main.cpp", "-o", "module.so"]
+    command += ["-isystem", str(t.shim_dir / "include"), "module.cpp", "-o", "module.so"]
     command += ["-Wl,--no-as-needed", str(_stub(library))]
     command += request.extra_ldflags
     code, log = _run(command, folder, timeout_s)
@@ -263,17 +264,49 @@ def _precompiled(flags: list[str], t: Toolchain, cache: BuildCache) -> Path | No
 
 
 _SHIM_WORDS = re.compile(
-    r"torch|at::|c10|kpipe|kp_|KP_|Tensor|pybind|py::|ATen|ATen|Scalar|ArrayRef|TORCH_|AT_|no matching|no member"
+    r"torch|at::|c10|kpipe|kp_|KP_|Tensor|pybind|py::|ATen|Scalar|ArrayRef|TORCH_|AT_|no matching|no member"
     r"|ambiguous|not declared|does not name a type|has not been declared|No such file|incomplete type|undefined"
 )
+_UNKNOWN = re.compile(r"error: [‘'](\w+)[’'] (?:was not declared|does not name a type|has not been declared)")
 
 
-def _shim_to_blame(request: BuildRequest, log: str) -> bool:
-    """Could the real headers have accepted this? Only errors about the language itself are the author's for sure."""
+def _shim_to_blame(request: BuildRequest, log: str, cache: BuildCache) -> bool:
+    """Could the real headers have accepted this?
+
+    Not when a name is unknown that torch's headers do not know either, nor when every error is about the
+    language itself.
+    """
     if not request.functions or request.with_cuda:
         return True
     errors = [line for line in log.splitlines() if re.search(r"\b(?:fatal )?error\b", line)]
+    unknown = {m[1] for line in errors if (m := _UNKNOWN.search(line))}
+    if unknown and not unknown <= _stock_names(cache):
+        return False
     return not errors or any(_SHIM_WORDS.search(line) for line in errors)
+
+
+def _stock_names(cache: BuildCache) -> frozenset[str]:
+    """Every identifier and macro that `#include <torch/extension.h>` makes visible; found once, some 5 s."""
+    t = find_toolchain()
+    path = cache.tools / f"names-{t.identity}.txt"
+    if not path.exists():
+        with cache.lock("names"), cache.scratch() as folder:
+            (folder / "all.cpp").write_text("#include <torch/extension.h>\n")
+            seen: set[str] = set()
+            for flags in (["-E", "-P"], ["-E", "-dM"]):
+                command = [t.compiler, STANDARD, *flags, *_real_headers(t), "all.cpp", "-o", "names.txt"]
+                code, log = _run(command, folder, 120.0)
+                if code != 0:
+                    raise EvaluatorError(f"torch's headers cannot be read: {trim(log, 300)}", "Reinstall torch.")
+                seen |= set(_IDENTIFIER.findall((folder / "names.txt").read_text(errors="replace")))
+            (folder / "sorted.txt").write_text("\n".join(sorted(seen)))
+            (folder / "sorted.txt").rename(path)
+    return frozenset(path.read_text().split("\n"))
+
+
+def _real_headers(t: Toolchain) -> list[str]:
+    include = [t.torch_dir / "include", t.torch_dir / "include/torch/csrc/api/include", t.python_include]
+    return [x for path in include for x in ("-isystem", str(path))]
 
 
 def _stock_build(request: BuildRequest, folder: Path, timeout_s: float) -> tuple[Path | None, str, bool]:

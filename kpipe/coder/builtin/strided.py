@@ -68,21 +68,18 @@ class RowScan:
     """Cumulative sum along each row: every element waits for the one before it."""
 
     def applies(self) -> frozenset[str]:
-        return FLAGS_AND_ERRORS | {"fuse", "simd", "tile", "interchange", "unroll"}
+        return FLAGS_AND_ERRORS | {"fuse", "tile", "interchange", "unroll"}
 
     def render(self, plan: Plan) -> Kernel:
         body = "auto Y = torch::empty_like(X);\nint64_t n = X.size(0), m = X.size(1);\n"
         body += pointers("x") + "float* y = Y.data_ptr<float>();\n"
-        if plan.has("interchange") and not plan.has("simd"):
+        if plan.has("interchange"):
             return Kernel("", tensors(("x",)), body + self._rows_side_by_side(plan) + "return Y;\n")
         rows = "const float* xr = x + i * m;\nfloat* yr = y + i * m;\n" + plan.row_start("xr", "m")
         body += block(f"for (int64_t i = 0; i < {plan.rows()}; i++)", rows, self._row(plan))
         return Kernel("", tensors(("x",)), body + "return Y;\n")
 
     def _row(self, plan: Plan) -> str:
-        if plan.has("simd"):  # a false promise: the loop carries a dependence, so lanes read what is not yet written
-            loop = "#pragma omp simd\nfor (int64_t j = 1; j < m; j++) yr[j] = yr[j - 1] + xr[j];\n"
-            return "yr[0] = xr[0];\n" + loop
         if plan.has("tile"):
             return self._block_scan(plan)
         if plan.has("unroll"):
