@@ -1,0 +1,13 @@
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x):
+        for _ in range(2000):
+            print("A" * 1000)
+        return torch.nn.functional.silu(x) * self.scale
