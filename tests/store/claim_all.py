@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from store_world import DEVICE, GOOD, LEASE_S
+from store.store_world import DEVICE, GOOD, LEASE_S
 
 from kpipe.store import queue
 from kpipe.store.database import Database

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from store_world import World
+from store.store_world import World
 
 from kpipe.store.database import Database
 

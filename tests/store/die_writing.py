@@ -6,7 +6,7 @@ import sys
 import time
 
 import sqlalchemy as sa
-from store_world import World
+from store.store_world import World
 
 from kpipe.store import blobs, events
 from kpipe.store.database import Database

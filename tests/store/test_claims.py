@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from processes import race
-from store_world import DEVICE, EXPIRED, GOOD, HARNESS, LEASE_S, World
+from store.processes import race
+from store.store_world import DEVICE, EXPIRED, GOOD, HARNESS, LEASE_S, World
 
 from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.store import blobs, catalog, queue, rollouts

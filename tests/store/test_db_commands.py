@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_world import World
+from store.store_world import World
 from typer.testing import CliRunner
 
 from kpipe.cli.db import app

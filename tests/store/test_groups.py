@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy.exc import IntegrityError
-from store_world import DEVICE, EXPIRED, GOOD, LEASE_S, TOKENS, World, call
+from store.store_world import DEVICE, EXPIRED, GOOD, LEASE_S, TOKENS, World, call
 
 from kpipe.errors import LeaseLost
 from kpipe.store import queue, rollouts

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from store_world import EXPIRED, GOOD, LEASE_S, World
+from store.store_world import EXPIRED, GOOD, LEASE_S, World
 
 from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.errors import LeaseLost

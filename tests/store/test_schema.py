@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.script import ScriptDirectory
-from processes import race
+from store.processes import race
 
 from kpipe.errors import SchemaError
 from kpipe.store import migrate, schema

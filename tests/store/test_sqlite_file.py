@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from store_world import World
+from store.store_world import World
 
 from kpipe.errors import StoreError
 from kpipe.store import blobs, events, sqlite

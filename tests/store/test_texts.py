@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_world import World
+from store.store_world import World
 
 from kpipe.domain.problem import Problem
 from kpipe.errors import StoreError

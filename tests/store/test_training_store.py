@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from store_world import TOKENS, World
+from store.store_world import TOKENS, World
 
 from kpipe.errors import StoreError
 from kpipe.store import inspect, policies, rollouts, training

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from store_world import EXPIRED, GOOD, World, call
+from store.store_world import EXPIRED, GOOD, World, call
 
 from kpipe.assets import asset
 from kpipe.domain.verdict import Finding, Outcome, Verdict
