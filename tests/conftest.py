@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -11,18 +12,27 @@ import pytest
 from postgres_server import PostgresServer
 
 from kpipe.store.database import Database
+from kpipe.store.models import metadata
 
-TEMPLATE = "kpipe_template"
+SHARED = "kpipe_tests"
 _numbers = count()
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A server with one migrated, empty database to copy. A server that does not start fails the test."""
+    """A server with one migrated database. A server that does not start fails the test."""
     with PostgresServer() as server:
-        server.sql(f"CREATE DATABASE {TEMPLATE}")
-        Database.open(server.url(TEMPLATE), create=True).close()
+        server.sql(f"CREATE DATABASE {SHARED}")
+        Database.open(server.url(SHARED), create=True).close()
         yield server
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite database, to copy."""
+    path = tmp_path_factory.mktemp("migrated") / "kpipe.db"
+    Database.open(f"sqlite:///{path}", create=True).close()
+    return path
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -37,18 +47,25 @@ def empty_url(dialect: str, tmp_path: Path, request: pytest.FixtureRequest) -> I
     if dialect == "sqlite":
         yield f"sqlite:///{tmp_path / 'kpipe.db'}"
         return
-    yield from _postgres_database(request.getfixturevalue("postgres"), "template1")
+    server, name = request.getfixturevalue("postgres"), f"test_{next(_numbers)}"
+    server.sql(f"CREATE DATABASE {name}")
+    yield server.url(name)
+    server.sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def database_url(dialect: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """URL of a migrated, empty database of the test's own."""
+    """URL of a migrated, empty database. Tests must leave its schema as it is."""
     if dialect == "sqlite":
-        url = f"sqlite:///{tmp_path / 'kpipe.db'}"
-        Database.open(url, create=True).close()
-        yield url
+        path = tmp_path / "kpipe.db"
+        shutil.copy(request.getfixturevalue("migrated_file"), path)
+        yield f"sqlite:///{path}"
         return
-    yield from _postgres_database(request.getfixturevalue("postgres"), TEMPLATE)
+    server = request.getfixturevalue("postgres")
+    yield server.url(SHARED)
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    server.sql(f"SELECT pg_terminate_backend(pid) {others}", SHARED)
+    server.sql(f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY", SHARED)
 
 
 @pytest.fixture
@@ -57,13 +74,6 @@ def database(database_url: str) -> Iterator[Database]:
     db = Database.open(database_url)
     yield db
     db.close()
-
-
-def _postgres_database(server: PostgresServer, template: str) -> Iterator[str]:
-    name = f"test_{next(_numbers)}"
-    server.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield server.url(name)
-    server.sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pytest
-
 from kpipe.domain.problem import Problem
 from kpipe.domain.verdict import Finding, Outcome, Verdict
 from kpipe.store import catalog, policies, queue, rollouts, runs, training, workers
@@ -22,11 +20,6 @@ from kpipe.store.records import (
     TokenRecord,
     TrainedSample,
     Trajectory,
-)
-
-only_sqlite = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-only_postgres = pytest.mark.parametrize(
-    "dialect", [pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True
 )
 
 DEVICE, HARNESS = "cpu", "1"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from postgres_server import PostgresServer
+from store.marks import only_postgres
 from store.processes import start, wait_for
-from store.store_world import World, only_postgres
+from store.store_world import World
 
 from kpipe.errors import StoreError
 from kpipe.store import blobs, policies, rollouts

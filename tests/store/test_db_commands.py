@@ -59,10 +59,12 @@ def test_the_environment_names_the_database(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "named.db").exists()
 
 
-def test_drift_is_an_error(database: Database, database_url: str) -> None:
-    database.write(lambda conn: conn.exec_driver_sql("DROP VIEW v_run"))
+def test_drift_is_an_error(empty_url: str) -> None:
+    db = Database.open(empty_url, create=True)
+    db.write(lambda conn: conn.exec_driver_sql("DROP VIEW v_run"))
+    db.close()
     with pytest.raises(SchemaError, match="v_run"):
-        typed("check", "--db", database_url)
+        typed("check", "--db", empty_url)
 
 
 @pytest.mark.parametrize("command", ["upgrade", "check", "verify", "backup"])

@@ -18,6 +18,13 @@ from kpipe.store.models import metadata
 RACERS = 8
 
 
+@pytest.fixture
+def database_url(empty_url: str) -> str:
+    """A migrated database of the test's own, whose schema it may break."""
+    Database.open(empty_url, create=True).close()
+    return empty_url
+
+
 def change(url: str, *statements: str) -> None:
     db = Database.connect(url)
     for statement in statements:

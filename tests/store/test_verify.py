@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from store.store_world import World, only_postgres, only_sqlite
+from store.marks import only_postgres, only_sqlite
+from store.store_world import World
 
 from kpipe.errors import StoreError
 from kpipe.store import backup
