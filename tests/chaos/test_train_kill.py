@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.train.filling import GROUPS_PER_STEP, Filled, fill, small_config, start
 
 from kpipe.train import trainer
-from tests.unit.train.filling import GROUPS_PER_STEP, Filled, fill, small_config, start
 
 STEPS = 24
 KILLS = 20

@@ -16,6 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from unit.train.filling import GROUPS_PER_STEP, Filled, fill, small_config, start
+from unit.train.making import write_base
 
 from kpipe.errors import TrainError, UsageError
 from kpipe.policy.files import digest
@@ -23,8 +25,6 @@ from kpipe.store import policies, runs, training
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion
 from kpipe.train import trainer
-from tests.unit.train.filling import GROUPS_PER_STEP, Filled, fill, small_config, start
-from tests.unit.train.making import write_base
 
 HANG_S = 120.0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from sqlalchemy import Connection
+from unit.train.making import said, tiny_model, write_base
 
 from kpipe import __version__
 from kpipe.config import Config
@@ -17,7 +18,6 @@ from kpipe.policy.files import digest
 from kpipe.store import catalog, policies, rollouts, runs
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion, Run, SuggestedTurn, TokenRecord
-from tests.unit.train.making import said, tiny_model, write_base
 
 GROUP_SIZE, GROUPS_PER_STEP, TURNS = 3, 2, 2
 LEASE_S = 3600.0

@@ -68,17 +68,19 @@ def learner(config: Config, seed: int = 0) -> Learner:
     return Learner(model, reference, make_optimizer(model, cfg), torch.device("cpu"), cfg.dtype == "bfloat16")
 
 
-def said(rng: random.Random, model: Any, count: int, *, noise: float = 0.0) -> list[TokenRecord]:
+def said(
+    rng: random.Random, model: Any, count: int, *, noise: float = 0.0, temperature: float = 1.0
+) -> list[TokenRecord]:
     """Random prompts and completions with their log-probs under `model`, off by up to `noise`."""
     prompts = [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(3, 20))] for _ in range(count)]
     answers = [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 12))] for _ in range(count)]
     with torch.no_grad():
-        logp, mask, _ = completion_logprobs(model, prompts, answers, 1.0)
+        logp, mask, _ = completion_logprobs(model, prompts, answers, temperature)
     records = []
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         logprobs = [x + rng.uniform(-noise, noise) for x in logp[i][mask[i]].tolist()]
         stored = torch.tensor(logprobs, dtype=torch.float32).tolist()
-        records.append(TokenRecord(prompt, answer, stored, {"temperature": 1.0}, "stop"))
+        records.append(TokenRecord(prompt, answer, stored, {"temperature": temperature}, "stop"))
     return records
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from unit.train.making import learner, said, settings, tiny_model, write_base
 
 from kpipe.config import Config
 from kpipe.errors import TrainError
@@ -16,7 +17,6 @@ from kpipe.train.checkpoint import TrainerState
 from kpipe.train.learner import Learner
 from kpipe.train.tally import Stopwatch
 from kpipe.train.update import Row, Update
-from tests.unit.train.making import learner, said, settings, tiny_model, write_base
 
 
 def learn(who: Learner, config: Config, step: int) -> None:

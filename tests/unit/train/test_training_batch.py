@@ -1,10 +1,11 @@
 import random
 
 import pytest
+from unit.train.making import changed, group
 
 from kpipe.config import TrainConfig
 from kpipe.train.batch import batch_hash, score
-from tests.unit.train.making import changed, group
+from kpipe.train.trainer import row_of, trained_samples
 
 
 def config(**values: object) -> TrainConfig:
@@ -91,3 +92,19 @@ def test_the_hash_knows_every_part_of_the_batch() -> None:
         [samples[0], changed(samples[1], logprobs=[-1.0, -2.5])],
     ]
     assert len({batch_hash(x) for x in [samples, *others]}) == len(others) + 1
+
+
+def test_what_is_stored_keeps_each_weight_with_its_turn() -> None:
+    scored = score([group([[1.0], [None], [2.0]]), group([[1.0], [4.0]], number=2)], config())
+    stored = trained_samples(scored, [0.1, 0.2, 0.3, 0.4])
+    assert [s.turn_id for s in stored] == [1000, 1001, 1002, 2000, 2001]
+    assert [s.weight for s in stored] == [0.1, None, 0.2, 0.3, 0.4]
+    assert [s.drop_reason for s in stored] == [None, "infra", None, None, None]
+    assert [s.return_ for s in stored] == [1.0, None, 2.0, 1.0, 4.0]
+
+
+def test_a_dropped_sample_never_becomes_a_row() -> None:
+    kept, dropped, _ = score([group([[1.0], [None], [2.0]])], config())
+    assert row_of(kept).advantage == -0.5
+    with pytest.raises(ValueError, match="turn 1001 was dropped: infra"):
+        row_of(dropped)

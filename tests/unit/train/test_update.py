@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.train.making import learner, said, settings, tiny_model
 
 from kpipe.config import Config
 from kpipe.train.learner import Learner
 from kpipe.train.loss import grpo_loss
 from kpipe.train.tally import Stopwatch
 from kpipe.train.update import PADDING_LIMIT, Learned, Row, Stopped, Update, even_parts, micro_batches
-from tests.unit.train.making import learner, said, settings, tiny_model
 
 ROWS = 16
 NEAR = 2e-4
@@ -195,6 +195,17 @@ def test_on_policy_metrics_say_so() -> None:
     assert m["kl"] == pytest.approx(0, abs=1e-6)
     assert m["mismatch_k3"] == pytest.approx(0, abs=1e-6)
     assert m["mismatch_ess"] == pytest.approx(1, abs=1e-5)
+
+
+def test_the_temperature_of_sampling_is_applied() -> None:
+    batch = [
+        Row(r.prompt, r.completion, r.logprobs, 1.0)
+        for r in said(random.Random(0), tiny_model(), ROWS, temperature=0.6)
+    ]
+    one_step = settings(ppo_epochs=1, mini_batch_size=ROWS, gradient_accumulation_steps=1)
+    cooler = one_step.model_copy(update={"policy": one_step.policy.model_copy(update={"temperature": 0.6})})
+    assert updated(cooler, batch)[1].metrics["mismatch_k3"] == pytest.approx(0, abs=1e-6)
+    assert updated(one_step, batch)[1].metrics["mismatch_k3"] > 0.01
 
 
 def test_entropy_is_that_of_the_whole_distribution() -> None:

@@ -1,4 +1,5 @@
 import pytest
+from unit.train.making import changed, group
 
 from kpipe.config import TrainConfig
 from kpipe.domain.verdict import Outcome
@@ -6,7 +7,6 @@ from kpipe.store.records import StoredTurn
 from kpipe.train.batch import score
 from kpipe.train.metrics import batch_metrics
 from kpipe.train.report import step_line
-from tests.unit.train.making import changed, group
 
 CFG = TrainConfig.model_validate({"gamma": 0.0})
 
