@@ -14,7 +14,9 @@ _ALLOWED = re.compile(
     r"|m(?:arch|tune)=[\w.+-]+|m(?:no-)?(?:avx[\w.]*|sse[\w.]*|fma4?|f16c|bmi2?|popcnt|aes)|mprefer-vector-width=\w+"
     r"|std=(?:c|gnu)\+\+(?:17|20|2a|23|2b)|W(?:no-)?[\w-]+(?:=\d+)?|pedantic|D\w+(?:=[\w.\"+-]*)?|U\w+)"
 )
-_LIBRARIES = re.compile(r"-l(?:m|pthread|gomp|dl|rt|stdc\+\+|c10|torch|torch_cpu|torch_python)|-fopenmp|-pthread|-s|-O[0-3]")
+_LIBRARIES = re.compile(
+    r"-l(?:m|pthread|gomp|dl|rt|stdc\+\+|c10|torch|torch_cpu|torch_python)|-fopenmp|-pthread|-s|-O[0-3]"
+)
 
 
 def refused(flags: Sequence[str], *, linker: bool = False) -> list[str]:

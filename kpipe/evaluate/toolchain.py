@@ -32,15 +32,26 @@ def find_toolchain() -> Toolchain:
     """Raises EvaluatorError, with the command that fixes it, when something is missing."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        raise EvaluatorError("There is no C++ compiler (g++) on this machine.", "Install one: apt install g++.")
+        raise EvaluatorError(
+            "There is no C++ compiler (g++) on this machine.", "Install one: apt install g++."
+        )
     include = Path(sysconfig.get_paths()["include"])
     if not (include / "Python.h").exists():
-        raise EvaluatorError(f"Python's headers are missing ({include}/Python.h).", "Install them: apt install python3-dev.")
+        raise EvaluatorError(
+            f"Python's headers are missing ({include}/Python.h).", "Install them: apt install python3-dev."
+        )
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise EvaluatorError("torch is not installed.", "Install kpipe with its dependencies: pip install kpipe.")
+        raise EvaluatorError(
+            "torch is not installed.", "Install kpipe with its dependencies: pip install kpipe."
+        )
     shim = asset("evaluate/shim")
-    parts = [_first_line([compiler, "--version"]), version("torch"), sysconfig.get_config_var("SOABI"), _processor()]
+    parts = [
+        _first_line([compiler, "--version"]),
+        version("torch"),
+        sysconfig.get_config_var("SOABI"),
+        _processor(),
+    ]
     parts += [f.read_text() for f in sorted(shim.rglob("*")) if f.suffix in (".h", ".cpp")]
     identity = hashlib.sha256("\0".join(str(p) for p in parts).encode()).hexdigest()[:16]
     return Toolchain(compiler, Path(spec.origin).parent, include, shim, identity)
