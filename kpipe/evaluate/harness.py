@@ -6,6 +6,7 @@ output arena and that a reply came. It loads a module, builds its model, and map
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import io
@@ -32,7 +33,7 @@ Loaded = Callable[[list[Any], dict[str, Any]], Any]
 
 
 def serve(name: str, source: bytes, builds: socket.socket, runs: socket.socket) -> None:
-    """Load the module over `builds`, then answer requests on `runs` for its class `name` until told to end."""
+    """Load the module over `builds`, then answer requests on `runs` about its class `name`."""
     torch.set_num_threads(1)
     sys.stdout = sys.stderr = Capped()
     torch.utils.cpp_extension.load_inline = _stub(builds)
@@ -60,10 +61,8 @@ class Capped(io.TextIOBase):
         return 2
 
     def write(self, text: str) -> int:
-        try:
+        with contextlib.suppress(OSError):
             os.write(2, str(text)[:MAX_TEXT].encode(errors="replace"))
-        except OSError:
-            pass
         return len(text)
 
 
@@ -91,9 +90,9 @@ class Subject:
             self.runs.send(json.dumps(answer).encode())
 
     def construct(self, payload: int, seed: int) -> dict[str, Any]:
-        """Build the model under `seed`; take over the reference's parameters where all names and shapes fit."""
+        """Build the model under `seed`, with the reference's parameters where names and shapes fit."""
         with open(payload, "rb") as file:
-            arguments, state = pickle.loads(file.read())
+            arguments, state = pickle.loads(file.read())  # noqa: S301 - from the oracle
         torch.manual_seed(seed)
         self.model = self.make(*arguments)
         loaded = False
@@ -155,7 +154,7 @@ def shapes(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def views(memory: mmap.mmap, tensors: Sequence[Any], step: int, slots: int) -> list[list[torch.Tensor]]:
-    """For each slot the tensors [dtype, shape, strides, offset in bytes, span in elements] in shared memory."""
+    """For each slot its tensors, given as [dtype, shape, strides, offset in bytes, span in elements]."""
     raw = torch.frombuffer(memory, dtype=torch.uint8)
     result = []
     for slot in range(slots):

@@ -21,7 +21,6 @@ from kpipe.evaluate.processes import Broken, Child, Helper, Oracle, Zygote
 
 EXIT_S = 5.0
 MAX_PRINTED = 800
-_NUMBERS = ("time_ms", "baseline_ms", "speedup", "speedup_low", "speedup_high")
 H = TypeVar("H", bound=Helper)
 
 
@@ -77,7 +76,11 @@ class Judge:
             run_s=max(0.0, time.monotonic() - start - evaluation.build_s - evaluation.waited_s),
             detail={**verdict["detail"], "sandbox": self.sandbox},
             log=tidy(verdict["log"]),
-            **{name: verdict.get(name) for name in _NUMBERS},
+            time_ms=verdict.get("time_ms"),
+            baseline_ms=verdict.get("baseline_ms"),
+            speedup=verdict.get("speedup"),
+            speedup_low=verdict.get("speedup_low"),
+            speedup_high=verdict.get("speedup_high"),
         )
 
     async def fork(self, name: str, source: bytes) -> Child:

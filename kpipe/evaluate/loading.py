@@ -20,7 +20,7 @@ Build = Callable[[BuildRequest], Awaitable[BuildResult]]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How loading ended. `gone` means that the process did something else than load: exited, crashed, babbled."""
+    """How loading ended. `gone`: the process exited, crashed or babbled."""
 
     state: Literal["loaded", "failed", "oom", "gone", "timeout"]
     log: str = ""

@@ -36,7 +36,7 @@ _reference = lru_cache(maxsize=KEPT_REFERENCES)(Reference)
 def judge(
     request: dict[str, Any], fds: list[int], config: EvaluateConfig, core: int | None
 ) -> dict[str, Any]:
-    """The verdict as JSON. `fds`: reference source, socket and pidfd of kernel and runner, all closed here."""
+    """The verdict as JSON. `fds`: the reference, socket and pidfd of kernel and runner; closed here."""
     source = wire.read_file(fds[0]).decode("utf-8")
     now = time.monotonic()
     kernel = Subject(request["kernel"], fds[2], socket.socket(fileno=fds[1]), now + request["left_s"])
@@ -44,6 +44,7 @@ def judge(
         request["runner"], fds[4], socket.socket(fileno=fds[3]), now + request["left_s"] + RUNNER_S
     )
     trials = None
+    verdict: dict[str, Any]
     try:
         if core is not None:
             for subject in (kernel, runner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -119,10 +120,8 @@ class Child:
 
     def kill(self) -> None:
         if self.handle >= 0:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.handle, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
     def output(self) -> str:
         """What it printed so far, read once."""
@@ -188,8 +187,8 @@ class Zygote(Helper):
                 child.close()
             else:
                 started.set_result(None)
-        elif child := self._running.pop(message["exited"], None):
-            child.exited.set_result(Exit(message["status"], message["peak_kb"]))
+        elif ended := self._running.pop(message["exited"], None):
+            ended.exited.set_result(Exit(message["status"], message["peak_kb"]))
 
     def lost(self, error: Broken) -> None:
         for _, started in self._starting:

@@ -11,7 +11,6 @@ from typing import Any
 
 from kpipe.evaluate import wire
 
-
 _SCHEDULER_CLOCK = 2  # with the complement of a pid above it: clock_getcpuclockid(3)
 
 

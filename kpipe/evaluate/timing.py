@@ -122,11 +122,12 @@ class Bench:
             self._choose_calls(shared)
             return self._quads(shared, end)
         finally:
-            for memory in (shared, *(side.outputs for side in self.sides)):
-                memory.close()
+            shared.close()
+            for side in self.sides:
+                side.outputs.close()
 
     def _choose_calls(self, inputs: arena.Inputs) -> None:
-        """As few calls as make a request long enough; everything that a request touches is warm afterwards."""
+        """As few calls as make a request long enough; all that a request touches is warm afterwards."""
         most, self.calls = self.calls, 1
         null = min(self.reference.request(1, null=True) for _ in range(2))
         self._fill(inputs)
@@ -151,8 +152,8 @@ class Bench:
         null = statistics.median(self.nulls) / self.calls
         detail = {"quads": len(self.kernel.readings), "calls": self.calls, "verified": self.verified}
         detail["null_us"] = round(null * 1e6, 2)
-        times = [statistics.median(self._net(side)) * 1e3 for side in (self.kernel, self.reference)]
-        return Timing(speedup, *times, detail)
+        time_ms, baseline_ms = (statistics.median(self._net(s)) * 1e3 for s in (self.kernel, self.reference))
+        return Timing(speedup, time_ms, baseline_ms, detail)
 
     def _quad(self, inputs: arena.Inputs) -> None:
         """Reference, kernel; fresh inputs; kernel, reference."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from evaluating import CACHE, source
 
 from kpipe.config import Config
 from kpipe.domain.harness import HARNESS
@@ -21,24 +22,19 @@ from kpipe.store import blobs, catalog, queue, runs
 from kpipe.store.database import Database
 from kpipe.store.records import EvaluationResult
 
-KERNELS = Path(__file__).parents[1] / "assets" / "kernels"
-PATIENCE_S = 120.0
-
-
-def source(name: str) -> str:
-    return (KERNELS / f"{name}.py").read_text()
+PATIENCE_S = 200.0
 
 
 class Bench:
     """A database with one problem, and workers on it."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder / 'kpipe.db'}"
         self.db = Database.open(self.url, create=True)
         self.workers: list[subprocess.Popen[bytes]] = []
         self.log = folder / "worker.log"
         config = Config.model_validate(
-            {"evaluate": {"cache_dir": str(cache), "lease_s": 3.0, "run_timeout_s": 8.0}}
+            {"evaluate": {"cache_dir": str(CACHE), "lease_s": 3.0, "run_timeout_s": 8.0}}
         )
         self.db.write(runs.create, "test", config.model_dump(mode="json"), 0, "test")
         problem = Problem("test", 1, "silu", "train", source("reference"))
@@ -77,15 +73,9 @@ class Bench:
             time.sleep(0.02)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared: filling it takes a while."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def bench(tmp_path: Path, cache: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path, cache)
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
     yield bench
     for worker in bench.workers:
         worker.kill()

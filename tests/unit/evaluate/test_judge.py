@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from evaluating import CACHE, source
 
 from kpipe.config import EvaluateConfig
 from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.evaluate.judge import Judge
 
-KERNELS = Path(__file__).parents[2] / "assets" / "kernels"
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def source(name: str) -> str:
-    return (KERNELS / f"{name}.py").read_text()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def judge(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Judge]:
-    cache = str(tmp_path_factory.mktemp("cache"))
-    config = EvaluateConfig(cache_dir=cache, run_timeout_s=6.0, memory_mb=1024, timing_budget_s=0.3)
+async def judge() -> AsyncIterator[Judge]:
+    config = EvaluateConfig(cache_dir=str(CACHE), run_timeout_s=6.0, memory_mb=1024, timing_budget_s=0.3)
     async with Judge(config) as judge:
         yield judge
 
@@ -133,3 +127,27 @@ async def test_a_confined_kernel_finds_nothing(judge: Judge) -> None:
 async def test_a_reference_that_fails_says_nothing_about_the_kernel(judge: Judge) -> None:
     verdict = await judge.judge("def get_inputs(): return 1 / 0", source("correct"))
     assert verdict.outcome is Outcome.INFRA
+
+
+async def test_cpp_is_built_for_the_kernel(judge: Judge) -> None:
+    verdict = await verdict_on(judge, "cpp")
+    assert verdict.outcome is Outcome.CORRECT, verdict
+    assert verdict.build_s > 0
+
+
+async def test_cpp_that_does_not_compile(judge: Judge) -> None:
+    broken = source("cpp").replace("auto result", "auto results")
+    verdict = await judge.judge(source("reference"), broken)
+    assert verdict.outcome is Outcome.COMPILE_ERROR, verdict
+    assert "result" in verdict.log
+    assert "error" in verdict.log
+
+
+async def test_a_module_may_get_over_a_failed_build(judge: Judge) -> None:
+    attempt = (
+        "from torch.utils.cpp_extension import load_inline\n"
+        'try: load_inline(name="x", cpp_sources="?")\n'
+        "except RuntimeError: pass\n"
+    )
+    verdict = await judge.judge(source("reference"), attempt + source("correct"))
+    assert verdict.outcome is Outcome.CORRECT, verdict
