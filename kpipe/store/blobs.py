@@ -9,12 +9,12 @@ import sqlalchemy as sa
 
 from kpipe.errors import StoreError
 from kpipe.store.models import blob
-from kpipe.store.sql import clean, insert
+from kpipe.store.sql import add_all_new, clean
 
 
 def digest(text: str) -> str:
     """Address of `text` as it is stored."""
-    return hashlib.sha256(clean(text).encode()).hexdigest()
+    return _sha(clean(text))
 
 
 def put(conn: sa.Connection, text: str) -> str:
@@ -25,11 +25,9 @@ def put(conn: sa.Connection, text: str) -> str:
 def put_all(conn: sa.Connection, texts: Iterable[str]) -> dict[str, str]:
     """The address of each text. Sorted, so that no two writers wait in a circle."""
     bodies = {text: clean(text) for text in texts}
-    addresses = {text: digest(body) for text, body in bodies.items()}
-    rows = sorted({(addresses[text], body) for text, body in bodies.items()})
-    if rows:
-        statement = insert(conn, blob).on_conflict_do_nothing()
-        conn.execute(statement, [{"sha": sha, "body": body} for sha, body in rows])
+    addresses = {text: _sha(body) for text, body in bodies.items()}
+    rows = {addresses[text]: body for text, body in bodies.items()}
+    add_all_new(conn, blob, [{"sha": sha, "body": rows[sha]} for sha in sorted(rows)])
     return addresses
 
 
@@ -39,3 +37,7 @@ def get(conn: sa.Connection, sha: str) -> str:
     if body is None:
         raise StoreError(f"No text is stored under {sha}.", "Give a full digest from the database.")
     return str(body)
+
+
+def _sha(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()

@@ -12,7 +12,7 @@ from kpipe.errors import StoreError
 from kpipe.store import blobs
 from kpipe.store.models import blob, problem
 from kpipe.store.records import StoredProblem
-from kpipe.store.sql import fetch, fetch_one, insert
+from kpipe.store.sql import add_if_new, fetch, fetch_one
 
 _ROW = sa.select(
     problem.c.id, problem.c.suite, problem.c.level, problem.c.name, problem.c.split, blob.c.body
@@ -22,15 +22,8 @@ _ROW = sa.select(
 def add(conn: sa.Connection, new: Problem) -> tuple[int, bool]:
     """The problem's id, and whether it was new. The same suite, name and source are stored once."""
     sha = blobs.put(conn, new.source)
-    values = {
-        "suite": new.suite,
-        "level": new.level,
-        "name": new.name,
-        "split": new.split,
-        "reference_sha": sha,
-    }
-    statement = insert(conn, problem).values(values).on_conflict_do_nothing().returning(problem.c.id)
-    if (problem_id := conn.execute(statement).scalar_one_or_none()) is not None:
+    row = {"suite": new.suite, "level": new.level, "name": new.name, "split": new.split, "reference_sha": sha}
+    if (problem_id := add_if_new(conn, problem, row)) is not None:
         return problem_id, True
     same = (problem.c.suite == new.suite, problem.c.name == new.name, problem.c.reference_sha == sha)
     return conn.execute(sa.select(problem.c.id).where(*same)).scalar_one(), False

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import sqlalchemy as sa
 
 from kpipe.store.models import blob, coder_call
 from kpipe.store.records import CoderCall
 from kpipe.store.sql import clean, fetch_one, insert
 
+_SUMS = ("tokens_in", "tokens_out", "usd", "seconds", "attempts")
+_ID = sa.select(coder_call.c.id).where(coder_call.c.key_sha == sa.bindparam("key"))
 _request, _reply = blob.alias("request"), blob.alias("reply")
-_BY_KEY = (
+_CALL = (
     sa.select(
         coder_call.c.key_sha,
         coder_call.c.model,
         _request.c.body,
         _reply.c.body,
         coder_call.c.error,
-        coder_call.c.tokens_in,
-        coder_call.c.tokens_out,
-        coder_call.c.usd,
-        coder_call.c.seconds,
-        coder_call.c.attempts,
+        *(coder_call.c[name] for name in _SUMS),
     )
     .join_from(coder_call, _request, coder_call.c.request_sha == _request.c.sha)
     .join(_reply, coder_call.c.reply_sha == _reply.c.sha)
@@ -30,7 +31,7 @@ _BY_KEY = (
 
 def cached_call(conn: sa.Connection, key: str) -> CoderCall | None:
     """The answered call under this key. A call that failed is no answer: it may be made again."""
-    row = fetch_one(conn, _BY_KEY, key=key)
+    row = fetch_one(conn, _CALL, key=key)
     return CoderCall(*row) if row else None
 
 
@@ -47,28 +48,25 @@ def record(conn: sa.Connection, call: CoderCall | None, addresses: dict[str, str
     """
     if call is None:
         return None
-    statement = insert(conn, coder_call).values(
-        key_sha=call.key,
-        model=call.model,
-        request_sha=addresses[call.request],
-        reply_sha=None if call.reply is None else addresses[call.reply],
-        error=None if call.error is None else clean(call.error),
-        tokens_in=call.tokens_in,
-        tokens_out=call.tokens_out,
-        usd=call.usd,
-        seconds=call.seconds,
-        attempts=call.attempts,
-    )
-    new, sums = statement.excluded, ("tokens_in", "tokens_out", "usd", "seconds", "attempts")
-    merged = {name: coder_call.c[name] + new[name] for name in sums}
-    statement = statement.on_conflict_do_update(
+    row = {
+        "key_sha": call.key,
+        "model": call.model,
+        "request_sha": addresses[call.request],
+        "reply_sha": None if call.reply is None else addresses[call.reply],
+        "error": None if call.error is None else clean(call.error),
+        **{name: getattr(call, name) for name in _SUMS},
+    }
+    added: int | None = conn.execute(_upsert(conn.dialect.name), row).scalar_one_or_none()
+    return conn.execute(_ID, {"key": call.key}).scalar_one() if added is None else added
+
+
+@cache
+def _upsert(dialect: str) -> Any:
+    statement = insert(dialect, coder_call)
+    new = statement.excluded
+    sums = {name: coder_call.c[name] + new[name] for name in _SUMS}
+    return statement.on_conflict_do_update(
         index_elements=["key_sha"],
-        set_={"reply_sha": new.reply_sha, "error": new.error, **merged},
+        set_={"reply_sha": new.reply_sha, "error": new.error, **sums},
         where=coder_call.c.reply_sha.is_(None),
     ).returning(coder_call.c.id)
-    call_id: int | None = conn.execute(statement).scalar_one_or_none()
-    if call_id is None:
-        call_id = conn.execute(
-            sa.select(coder_call.c.id).where(coder_call.c.key_sha == call.key)
-        ).scalar_one()
-    return call_id

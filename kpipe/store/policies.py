@@ -8,15 +8,14 @@ import sqlalchemy as sa
 
 from kpipe.store.models import policy_version as version
 from kpipe.store.records import PolicyVersion
-from kpipe.store.sql import fetch, fetch_one, insert
+from kpipe.store.sql import add_if_new, fetch, fetch_one
 
 _ROW = sa.select(version.c.id, version.c.run_id, version.c.step, version.c.path, version.c.digest)
 
 
 def add(conn: sa.Connection, run_id: int, step: int, path: str, digest: str) -> PolicyVersion:
     """Record a version; when there is one for this step already, that one is returned and stays as it is."""
-    statement = insert(conn, version).on_conflict_do_nothing()
-    conn.execute(statement, {"run_id": run_id, "step": step, "path": path, "digest": digest})
+    add_if_new(conn, version, {"run_id": run_id, "step": step, "path": path, "digest": digest})
     return PolicyVersion(*fetch_one(conn, _of(run_id, step)))
 
 

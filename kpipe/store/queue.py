@@ -7,21 +7,25 @@ more, so a verdict is never written twice, and never by a worker that was frozen
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from kpipe.domain.verdict import Finding, Outcome, Verdict
+from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.errors import LeaseLost
-from kpipe.store import blobs, events
-from kpipe.store.models import baseline, blob, evaluation, finding, problem
-from kpipe.store.records import EvaluationJob, EvaluationResult
-from kpipe.store.sql import after, clean, fetch, fetch_one, insert, later, now, word
+from kpipe.store import blobs, events, verdicts
+from kpipe.store.models import blob, evaluation, problem
+from kpipe.store.records import EvaluationJob
+from kpipe.store.sql import after, fetch, fetch_one, insert, later, now, word
 
+_KEY = ("problem_id", "kernel_sha", "harness", "device", "round")
+_UNTRIED: dict[str, Any] = {"state": "queued", "attempt": 0, "failures": 0}
 _FREE: dict[str, Any] = {"worker_id": None, "lease": None, "lease_until": None}
-_EMPTY: dict[str, Any] = {"outcome": None, "detail": sa.null(), "log_sha": None, "finished_at": None}
+_UNJUDGED: dict[str, Any] = {"outcome": None, "detail": sa.null(), "log_sha": None, "finished_at": None}
+_SAME = sa.select(evaluation.c.id).where(*(evaluation.c[name] == bindparam(name) for name in _KEY))
 _queued = evaluation.alias("queued")
 _CLAIM = (
     evaluation.update()
@@ -65,6 +69,17 @@ _JOBS = (
     .order_by(evaluation.c.rank, evaluation.c.id)
 )
 
+# UPDATE of a job under its lease, as long as that has not run out.
+_HELD = evaluation.update().where(
+    evaluation.c.id == bindparam("job"),
+    evaluation.c.lease == bindparam("token"),
+    evaluation.c.lease_until > now(),
+)
+_RENEW = _HELD.values(lease_until=later(bindparam("seconds", type_=sa.Double)))
+_REPORT = _HELD.values(finished_at=now()).returning(
+    evaluation.c.problem_id, evaluation.c.device, evaluation.c.harness
+)
+
 
 def enqueue(
     conn: sa.Connection,
@@ -79,29 +94,22 @@ def enqueue(
 
     One that was given up is tried again: the machine was to blame, not the kernel. Lower ranks come first.
     """
-    key = {
-        "problem_id": problem_id,
-        "kernel_sha": kernel_sha,
-        "harness": harness,
-        "device": device,
-        "round": round,
-    }
-    fresh = {"state": "queued", "rank": rank, "attempt": 0, "failures": 0}
-    statement = (
-        insert(conn, evaluation)
-        .values(**key, **fresh)
-        .on_conflict_do_update(
-            index_elements=list(key),
-            set_={**fresh, **_FREE, **_EMPTY, "not_before": now(), "queued_at": now()},
-            where=evaluation.c.state == "failed",
-        )
-        .returning(evaluation.c.id)
-    )
-    job: int | None = conn.execute(statement).scalar_one_or_none()
-    if job is None:
-        same = [evaluation.c[name] == value for name, value in key.items()]
-        job = conn.execute(sa.select(evaluation.c.id).where(*same)).scalar_one()
-    return job
+    key = dict(zip(_KEY, (problem_id, kernel_sha, harness, device, round), strict=True))
+    added: int | None = conn.execute(
+        _enqueue(conn.dialect.name), {**key, **_UNTRIED, "rank": rank}
+    ).scalar_one_or_none()
+    return conn.execute(_SAME, key).scalar_one() if added is None else added
+
+
+@cache
+def _enqueue(dialect: str) -> Any:
+    statement = insert(dialect, evaluation)
+    times = {"not_before": now(), "queued_at": now()}
+    return statement.on_conflict_do_update(
+        index_elements=_KEY,
+        set_={**_UNTRIED, **_FREE, **_UNJUDGED, **times, "rank": statement.excluded.rank},
+        where=evaluation.c.state == "failed",
+    ).returning(evaluation.c.id)
 
 
 def claim(
@@ -120,39 +128,30 @@ def claim(
 
 def renew(conn: sa.Connection, leases: Iterable[tuple[int, str]], lease_s: float) -> list[int]:
     """Keep these (id, lease) for `lease_s` more seconds; the ids of those that were lost."""
-    held = [(job, _held(job, lease)) for job, lease in sorted(leases)]
-    return [job for job, own in held if conn.execute(own.values(lease_until=after(lease_s))).rowcount == 0]
+    lost = []
+    for job, lease in sorted(leases):
+        if conn.execute(_RENEW, {"job": job, "token": lease, "seconds": lease_s}).rowcount == 0:
+            lost.append(job)
+    return lost
 
 
 def report(conn: sa.Connection, job: int, lease: str, verdict: Verdict) -> None:
     """Store the verdict and its findings. An INFRA verdict fails the job. Raises LeaseLost."""
     infra = verdict.outcome is Outcome.INFRA
-    statement = _held(job, lease).values(
-        state="failed" if infra else "done",
-        lease=None,
-        lease_until=None,
-        outcome=verdict.outcome.value,
-        time_ms=verdict.time_ms,
-        baseline_ms=verdict.baseline_ms,
-        speedup=verdict.speedup,
-        speedup_low=verdict.speedup_low,
-        speedup_high=verdict.speedup_high,
-        build_s=verdict.build_s,
-        run_s=verdict.run_s,
-        detail=verdict.detail,
-        log_sha=blobs.put(conn, verdict.log) if verdict.log else None,
-        finished_at=now(),
-    )
-    statement = statement.returning(evaluation.c.problem_id, evaluation.c.device, evaluation.c.harness)
-    judged = fetch_one(conn, statement)
+    row = {
+        **{name: getattr(verdict, name) for name in verdicts.COLUMNS},
+        **{"state": "failed" if infra else "done", "lease": None, "lease_until": None},
+        "log_sha": blobs.put(conn, verdict.log) if verdict.log else None,
+    }
+    judged: tuple[int, str, str] | None = fetch_one(conn, _REPORT, job=job, token=lease, **row)
     if judged is None:
         raise _lost(job)
     if infra:
         events.log(conn, "evaluation_failed", "evaluation", job, "evaluate", {"reason": "infra verdict"})
         return
-    _add_findings(conn, job, verdict.findings)
+    verdicts.add_findings(conn, job, verdict.findings)
     if verdict.baseline_ms is not None:
-        _add_baseline(conn, judged.problem_id, judged.device, judged.harness, verdict.baseline_ms)
+        verdicts.add_baseline(conn, *judged, verdict.baseline_ms)
 
 
 def give_back(
@@ -164,12 +163,12 @@ def give_back(
     Raises LeaseLost.
     """
     counted = evaluation.c.failures + (0 if max_attempts is None else 1)
-    statement = _held(job, lease).values(state="queued", not_before=after(delay_s), failures=counted, **_FREE)
-    failures = conn.execute(statement.returning(evaluation.c.failures)).scalar_one_or_none()
-    if failures is None:
+    freed = _HELD.values(state="queued", not_before=after(delay_s), failures=counted, **_FREE)
+    row = fetch_one(conn, freed.returning(evaluation.c.failures), job=job, token=lease)
+    if row is None:
         raise _lost(job)
     events.log(conn, "evaluation_given_back", "evaluation", job, "evaluate", {"reason": reason})
-    if max_attempts is not None and failures >= max_attempts:
+    if max_attempts is not None and row.failures >= max_attempts:
         _fail(conn, job, reason)
 
 
@@ -204,71 +203,6 @@ def depth(conn: sa.Connection) -> dict[str, int]:
     }
 
 
-def evaluations(conn: sa.Connection, ids: Sequence[int]) -> dict[int, EvaluationResult]:
-    """State, and the verdict of those that are finished."""
-    e = evaluation
-    verdict = [e.c[name] for name in _VERDICT]
-    query = sa.select(e.c.id, e.c.state, sa.func.coalesce(blob.c.body, "").label("log"), *verdict)
-    query = query.outerjoin_from(e, blob, e.c.log_sha == blob.c.sha).where(e.c.id.in_(ids))
-    rows = conn.execute(query).mappings().all()
-    findings = _findings(conn, [row["id"] for row in rows if row["state"] == "done"])
-    return {
-        row["id"]: EvaluationResult(row["id"], row["state"], _verdict(row, findings.get(row["id"], ())))
-        for row in rows
-    }
-
-
-_VERDICT = (
-    *("outcome", "time_ms", "baseline_ms", "speedup", "speedup_low", "speedup_high"),
-    *("build_s", "run_s", "detail"),
-)
-
-
-def _verdict(row: sa.RowMapping, findings: tuple[Finding, ...]) -> Verdict | None:
-    if row["outcome"] is None:
-        return None
-    values = {name: row[name] for name in _VERDICT if row[name] is not None}
-    values["outcome"] = Outcome(values["outcome"])
-    return Verdict(**values, log=row["log"], findings=findings)
-
-
-def _findings(conn: sa.Connection, jobs: Sequence[int]) -> dict[int, tuple[Finding, ...]]:
-    if not jobs:
-        return {}
-    f = finding
-    query = sa.select(f.c.evaluation_id, f.c.rule, f.c.severity, f.c.message, f.c.line)
-    found: dict[int, tuple[Finding, ...]] = {}
-    for job, *values in conn.execute(query.where(f.c.evaluation_id.in_(jobs)).order_by(f.c.id)):
-        found[job] = (*found.get(job, ()), Finding(*values))
-    return found
-
-
-def _add_findings(conn: sa.Connection, job: int, findings: Sequence[Finding]) -> None:
-    rows = [
-        {
-            "evaluation_id": job,
-            "rule": f.rule,
-            "severity": f.severity,
-            "line": f.line,
-            "message": clean(f.message),
-        }
-        for f in findings
-    ]
-    if rows:
-        conn.execute(finding.insert(), rows)
-
-
-def _add_baseline(conn: sa.Connection, problem_id: int, device: str, harness: str, time_ms: float) -> None:
-    """Every evaluation times eager PyTorch as well: keep its mean and how far the readings lie from it."""
-    key = {"problem_id": problem_id, "device": device, "harness": harness, "mode": "eager"}
-    statement = insert(conn, baseline).values(**key, time_ms=time_ms, spread_ms=0.0, n=1)
-    new, b, n = statement.excluded, baseline.c, baseline.c.n + 1
-    mean = b.time_ms + (new.time_ms - b.time_ms) / n
-    spread = b.spread_ms + (sa.func.abs(new.time_ms - b.time_ms) - b.spread_ms) / n
-    changed = {"time_ms": mean, "spread_ms": spread, "n": n, "measured_at": now()}
-    conn.execute(statement.on_conflict_do_update(index_elements=list(key), set_=changed))
-
-
 def _fail(conn: sa.Connection, job: int, reason: str) -> None:
     values = {
         "state": "failed",
@@ -278,12 +212,6 @@ def _fail(conn: sa.Connection, job: int, reason: str) -> None:
     }
     conn.execute(evaluation.update().where(evaluation.c.id == job).values(values))
     events.log(conn, "evaluation_failed", "evaluation", job, "evaluate", {"reason": reason})
-
-
-def _held(job: int, lease: str) -> sa.Update:
-    """UPDATE of a job whose lease is this one and has not run out."""
-    e = evaluation
-    return e.update().where(e.c.id == job, e.c.lease == lease, e.c.lease_until > now())
 
 
 def _lost(job: int) -> LeaseLost:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 
 import sqlalchemy as sa
+from sqlalchemy import bindparam
 
 from kpipe.errors import LeaseLost
 from kpipe.store import blobs, events, ledger, queue, tokens, training
@@ -25,9 +26,9 @@ from kpipe.store.models import (
     turn,
 )
 from kpipe.store.models import tokens as tokens_table
-from kpipe.store.queue import evaluations
 from kpipe.store.records import CoderCall, Group, StoredTurn, SuggestedTurn, Trajectory
-from kpipe.store.sql import after, clean, fetch, fetch_one, insert, insert_row, now, word
+from kpipe.store.sql import add_if_new, after, clean, fetch, fetch_one, now, word
+from kpipe.store.verdicts import evaluations
 
 __all__ = [
     "cached_call",
@@ -67,8 +68,21 @@ _TURNS = (
     .outerjoin(_kernel, turn.c.kernel_sha == _kernel.c.sha)
     .outerjoin(evaluation, turn.c.evaluation_id == evaluation.c.id)
     .outerjoin(_log, evaluation.c.log_sha == _log.c.sha)
-    .where(turn.c.trajectory_id == sa.bindparam("trajectory_id"))
+    .where(turn.c.trajectory_id == bindparam("trajectory_id"))
     .order_by(turn.c.ordinal)
+)
+
+_PLACE = sa.select(turn.c.trajectory_id, turn.c.state).where(turn.c.id == bindparam("turn"))
+_IMPLEMENT = turn.update().where(turn.c.id == bindparam("turn"), turn.c.state == "suggested")
+_SETTLE = (
+    turn.update()
+    .where(turn.c.id == bindparam("turn"), turn.c.state != "settled")
+    .values(
+        state="settled",
+        settled_at=now(),
+        kernel_sha=sa.func.coalesce(turn.c.kernel_sha, bindparam("made")),
+        coder_call_id=sa.func.coalesce(turn.c.coder_call_id, bindparam("paid")),
+    )
 )
 
 
@@ -86,18 +100,9 @@ def open_group(
     lock = sa.select(run.c.id).where(run.c.id == run_id).with_for_update(key_share=True)
     conn.execute(lock).scalar_one()
     ordinal, lease = next_ordinal(conn, run_id), _token()
-    group_id = insert_row(
-        conn,
-        rollout_group,
-        run_id=run_id,
-        ordinal=ordinal,
-        problem_id=problem_id,
-        device=device,
-        size=size,
-        state="open",
-        lease=lease,
-        lease_until=after(lease_s),
-    )
+    row = {"run_id": run_id, "ordinal": ordinal, "problem_id": problem_id, "device": device, "size": size}
+    new = rollout_group.insert().values(state="open", lease=lease, lease_until=after(lease_s), **row)
+    group_id = conn.execute(new.returning(rollout_group.c.id)).scalar_one()
     rows = [{"group_id": group_id, "member": member, "state": "open"} for member in range(size)]
     conn.execute(trajectory.insert(), rows)
     return Group(group_id, run_id, ordinal, problem_id, device, size, "open", lease)
@@ -165,25 +170,20 @@ def record_suggestions(conn: sa.Connection, suggested: Sequence[SuggestedTurn]) 
 
 
 def _insert_turn(conn: sa.Connection, s: SuggestedTurn, prompt_sha: str) -> int:
-    statement = (
-        insert(conn, turn)
-        .values(
-            trajectory_id=s.trajectory_id,
-            ordinal=s.ordinal,
-            state="suggested",
-            policy_version_id=s.policy_version_id,
-            prompt_sha=prompt_sha,
-            prompt_template=s.prompt_template,
-            suggestion=clean(s.suggestion),
-        )
-        .on_conflict_do_nothing()
-        .returning(turn.c.id)
-    )
-    turn_id: int | None = conn.execute(statement).scalar_one_or_none()
+    row = {
+        "trajectory_id": s.trajectory_id,
+        "ordinal": s.ordinal,
+        "state": "suggested",
+        "policy_version_id": s.policy_version_id,
+        "prompt_sha": prompt_sha,
+        "prompt_template": s.prompt_template,
+        "suggestion": clean(s.suggestion),
+    }
+    turn_id = add_if_new(conn, turn, row)
     if turn_id is None:
         raise _taken_over(f"turn {s.ordinal} of trajectory {s.trajectory_id}")
     t = s.tokens
-    row = {
+    said = {
         "turn_id": turn_id,
         "codec": tokens.CODEC,
         "data": tokens.encode(t.prompt, t.completion, t.logprobs),
@@ -192,7 +192,7 @@ def _insert_turn(conn: sa.Connection, s: SuggestedTurn, prompt_sha: str) -> int:
         "sampling": t.sampling,
         "finish_reason": t.finish_reason,
     }
-    conn.execute(tokens_table.insert(), row)
+    conn.execute(tokens_table.insert(), said)
     return turn_id
 
 
@@ -216,12 +216,8 @@ def record_kernel(
     call_id = ledger.record(conn, call, addresses)
     sha = addresses[kernel]
     job = queue.enqueue(conn, problem_id, sha, harness, device, round, rank)
-    statement = (
-        turn.update()
-        .where(turn.c.id == turn_id, turn.c.state == "suggested")
-        .values(state="evaluating", kernel_sha=sha, coder_call_id=call_id, evaluation_id=job)
-    )
-    if conn.execute(statement).rowcount == 0:
+    row = {"state": "evaluating", "kernel_sha": sha, "coder_call_id": call_id, "evaluation_id": job}
+    if conn.execute(_IMPLEMENT, {"turn": turn_id, **row}).rowcount == 0:
         stored = conn.execute(sa.select(turn.c.evaluation_id).where(turn.c.id == turn_id)).scalar_one()
         if stored != job:
             raise _taken_over(f"turn {turn_id}")
@@ -244,25 +240,15 @@ def settle(
     The last trajectory to close makes the group 'complete', or 'failed' when no turn of it has a reward.
     A settled turn stays as it is, so repeating the call is harmless.
     """
-    query = sa.select(turn.c.trajectory_id, turn.c.state).where(turn.c.id == turn_id)
-    trajectory_id, state = conn.execute(query).one()
+    trajectory_id, state = conn.execute(_PLACE, {"turn": turn_id}).one()
     if state != "settled":
-        new = [] if kernel is None else [kernel]
-        addresses = blobs.put_all(conn, [*new, *ledger.texts(call)])
-        call_id = ledger.record(conn, call, addresses)
-        values = {"reward": reward, "outcome": outcome, "fault": fault}
-        statement = (
-            turn.update()
-            .where(turn.c.id == turn_id, turn.c.state != "settled")
-            .values(
-                state="settled",
-                settled_at=now(),
-                kernel_sha=sa.func.coalesce(turn.c.kernel_sha, None if kernel is None else addresses[kernel]),
-                coder_call_id=sa.func.coalesce(turn.c.coder_call_id, call_id),
-                **values,
-            )
-        )
-        if conn.execute(statement).rowcount == 0:
+        addresses = blobs.put_all(conn, [*([] if kernel is None else [kernel]), *ledger.texts(call)])
+        row = {
+            **{"reward": reward, "outcome": outcome, "fault": fault},
+            "made": None if kernel is None else addresses[kernel],
+            "paid": ledger.record(conn, call, addresses),
+        }
+        if conn.execute(_SETTLE, {"turn": turn_id, **row}).rowcount == 0:
             raise _taken_over(f"turn {turn_id}")
     if last:
         _close_trajectory(conn, trajectory_id)

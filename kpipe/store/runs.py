@@ -11,16 +11,15 @@ from kpipe.errors import StoreError
 from kpipe.store import events
 from kpipe.store.models import run
 from kpipe.store.records import Run
-from kpipe.store.sql import insert
+from kpipe.store.sql import add_if_new
 
 _ROW = sa.select(run.c.id, run.c.name, run.c.config, run.c.seed, run.c.code_version)
 
 
 def create(conn: sa.Connection, name: str, config: Mapping[str, Any], seed: int, code_version: str) -> Run:
     """Raises StoreError when the name is taken."""
-    values = {"name": name, "config": dict(config), "seed": seed, "code_version": code_version}
-    statement = insert(conn, run).values(values).on_conflict_do_nothing().returning(run.c.id)
-    run_id = conn.execute(statement).scalar_one_or_none()
+    row = {"name": name, "config": dict(config), "seed": seed, "code_version": code_version}
+    run_id = add_if_new(conn, run, row)
     if run_id is None:
         raise StoreError(f"There is a run {name!r} already.", "Resume it, or choose another name with --run.")
     events.log(conn, "run_created", "run", run_id, "store", {"name": name})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import ColumnElement
-from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.functions import FunctionElement
 
 Time = sa.DateTime(timezone=True)
@@ -73,9 +74,9 @@ def fetch_one(conn: sa.Connection, query: sa.Executable, **values: Any) -> Any:
     return conn.execute(query, values).one_or_none()
 
 
-def insert(conn: sa.Connection, table: sa.Table) -> Any:
-    """INSERT of this connection's dialect, for ON CONFLICT."""
-    if conn.dialect.name == "postgresql":
+def insert(dialect: str, table: sa.Table) -> Any:
+    """INSERT of this dialect, for ON CONFLICT."""
+    if dialect == "postgresql":
         from sqlalchemy.dialects.postgresql import insert as postgres_insert
 
         return postgres_insert(table)
@@ -84,10 +85,23 @@ def insert(conn: sa.Connection, table: sa.Table) -> Any:
     return sqlite_insert(table)
 
 
-def insert_row(conn: sa.Connection, table: sa.Table, **values: Any) -> int:
-    """Insert and return the new id."""
-    statement: Insert = table.insert().values(values).returning(table.c.id)
-    return int(conn.execute(statement).scalar_one())
+def add_if_new(conn: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> int | None:
+    """Insert a row; its id, or None when a row with the same key is there already."""
+    new: int | None = conn.execute(
+        _if_new(conn.dialect.name, table).returning(table.c.id), row
+    ).scalar_one_or_none()
+    return new
+
+
+def add_all_new(conn: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert those rows whose key is not there yet."""
+    if rows:
+        conn.execute(_if_new(conn.dialect.name, table), rows)
+
+
+@cache
+def _if_new(dialect: str, table: sa.Table) -> Any:
+    return insert(dialect, table).on_conflict_do_nothing()
 
 
 def clean(text: str) -> str:

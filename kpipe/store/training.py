@@ -21,7 +21,7 @@ from kpipe.store.models import (
     turn,
 )
 from kpipe.store.records import PolicyVersion, Sample, TokenRecord, TrainedSample
-from kpipe.store.sql import fetch, insert, word
+from kpipe.store.sql import add_if_new, fetch, word
 from kpipe.store.tokens import decode
 
 STALE = "stale"
@@ -98,10 +98,7 @@ def commit_step(
         raise _not_next(step, newest)
     path, digest = checkpoint
     row = {"run_id": run_id, "step": step, "path": path, "digest": digest}
-    statement = (
-        insert(conn, policy_version).values(row).on_conflict_do_nothing().returning(policy_version.c.id)
-    )
-    version_id = conn.execute(statement).scalar_one_or_none()
+    version_id = add_if_new(conn, policy_version, row)
     if version_id is None:
         raise _not_next(step, policies.latest(conn, run_id))
     values = {"policy_in_id": policy_in_id, "policy_out_id": version_id, "batch_hash": batch_hash}

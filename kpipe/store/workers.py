@@ -8,12 +8,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from kpipe.store.models import worker
-from kpipe.store.sql import insert_row, now
+from kpipe.store.sql import now
 
 
 def register(conn: sa.Connection, stage: str, host: str, pid: int, device: str) -> int:
     """The new worker's id."""
-    return insert_row(conn, worker, stage=stage, host=host, pid=pid, device=device, status={})
+    row = {"stage": stage, "host": host, "pid": pid, "device": device, "status": {}}
+    worker_id: int = conn.execute(worker.insert().returning(worker.c.id), row).scalar_one()
+    return worker_id
 
 
 def heartbeat(conn: sa.Connection, worker_id: int, status: Mapping[str, Any]) -> None:
