@@ -24,8 +24,8 @@ class Elementwise:
     transcendental: bool = False
 
     def applies(self) -> frozenset[str]:
-        always = {"fuse", "simd", "fastmath", "prefetch", "wide", "half", "double", "skip", "cuda", "naive"}
-        return frozenset(always | ({"poly", "approx"} if self.transcendental else set()))
+        always = {"fuse", "simd", "fastmath", "half", "double", "skip", "cuda", "naive"}
+        return frozenset(always | ({"poly", "approx"} if self.transcendental else {"prefetch", "wide"}))
 
     def render(self, plan: Plan) -> Kernel:
         names = ("x", *self.others, *self.columns)

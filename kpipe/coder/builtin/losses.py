@@ -17,7 +17,7 @@ class MeanLoss:
 
     def applies(self) -> frozenset[str]:
         return frozenset(
-            {"fuse", "simd", "unroll", "fastmath", "prefetch", "wide", "half", "double", "skip", "cuda", "naive"}
+            {"fuse", "simd", "unroll", "fastmath", "half", "double", "skip", "cuda", "naive"}
         )
 
     def render(self, plan: Plan) -> Kernel:

@@ -14,8 +14,6 @@ STRATEGIES = frozenset(
         "tile",
         "unroll",
         "fastmath",
-        "prefetch",
-        "wide",
         "half",
         "double",
         "skip",

@@ -15,8 +15,6 @@ STRATEGIES = frozenset(
         "unroll",
         "library",
         "fastmath",
-        "prefetch",
-        "wide",
         "half",
         "double",
         "skip",

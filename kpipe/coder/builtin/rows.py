@@ -8,7 +8,7 @@ from kpipe.coder.builtin.cpp import Kernel, Plan, block, pointers, tensors
 
 LANES = 16
 COMMON = frozenset(
-    {"fuse", "simd", "unroll", "fastmath", "prefetch", "wide", "half", "double", "skip", "cuda", "naive", "approx"}
+    {"fuse", "simd", "unroll", "fastmath", "half", "double", "skip", "cuda", "naive", "approx"}
 )
 
 

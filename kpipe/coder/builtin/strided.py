@@ -9,7 +9,7 @@ from kpipe.coder.builtin.cpp import Kernel, Plan, block, pointers, tensors
 TILE = 64
 SCAN_ROWS = 8
 SCAN_BLOCK = 16
-FLAGS_AND_ERRORS = frozenset({"fastmath", "prefetch", "wide", "half", "double", "skip", "cuda", "naive"})
+FLAGS_AND_ERRORS = frozenset({"fastmath", "half", "double", "skip", "cuda", "naive"})
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RowScan:
     """Cumulative sum along each row: every element waits for the one before it."""
 
     def applies(self) -> frozenset[str]:
-        return FLAGS_AND_ERRORS | {"fuse", "tile", "interchange", "unroll"}
+        return FLAGS_AND_ERRORS | {"fuse", "tile", "interchange", "unroll", "prefetch"}
 
     def render(self, plan: Plan) -> Kernel:
         body = "auto Y = torch::empty_like(X);\nint64_t n = X.size(0), m = X.size(1);\n"
