@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,7 +100,7 @@ class Judge:
             raise Broken(f"a build could not be made: {error.strerror}") from None
 
     @contextlib.asynccontextmanager
-    async def device(self) -> Any:
+    async def device(self) -> AsyncIterator[Oracle]:
         """The oracle, alone; its slot is the device."""
         async with self._slot:
             _, oracle = await self._helpers()
@@ -173,9 +174,9 @@ class Evaluation:
         start = time.monotonic()
         async with self.judge.device() as oracle:
             self.waited_s = time.monotonic() - start
-            verdict: dict[str, Any] = await oracle.judge(
-                self.reference, line.child, runner.child, line.left_s
-            )
+            begun = time.monotonic()
+            verdict = await oracle.judge(self.reference, line.child, runner.child, line.left_s)
+            verdict["detail"]["slot_s"] = round(time.monotonic() - begun, 3)
         return verdict
 
     async def _with_exit(self, verdict: dict[str, Any], child: Child) -> dict[str, Any]:
