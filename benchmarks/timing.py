@@ -38,9 +38,7 @@ def burn(core: int) -> None:
 async def measure(repeats: int, names: list[str]) -> list[float]:
     """Print a table; the median ratio of each problem."""
     medians = []
-    print(
-        f"{'problem':20s} {'ratio':>7s} {'lowest':>7s} {'highest':>7s} {'interval':>15s} {'ms':>8s} {'slot s':>7s}"
-    )
+    print("problem                ratio  lowest highest        interval       ms  slot s")
     async with Judge(EvaluateConfig()) as judge:
         for problem in builtin():
             if names and problem.name not in names:

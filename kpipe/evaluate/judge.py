@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from kpipe.config import EvaluateConfig
 from kpipe.domain.verdict import Outcome, Verdict
+from kpipe.errors import EvaluatorError
 from kpipe.evaluate.build import BuildRequest, BuildResult, build_module
 from kpipe.evaluate.build_cache import BuildCache
 from kpipe.evaluate.evidence import tidy
@@ -96,8 +97,8 @@ class Judge:
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except OSError as error:
-            raise Broken(f"a build could not be made: {error.strerror}") from None
+        except (OSError, EvaluatorError) as error:
+            raise Broken(f"a build could not be made: {error}") from None
 
     @contextlib.asynccontextmanager
     async def device(self) -> AsyncIterator[Oracle]:
