@@ -55,6 +55,21 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert 0.90 <= coverage(median_interval, 100) <= 1.0
 
 
+@pytest.mark.parametrize(("n", "rank"), [(6, 1), (10, 2), (20, 6), (30, 10), (50, 18), (100, 40)])
+def test_ranks_of_the_tables(n: int, rank: int) -> None:
+    """The narrowest ranks whose exact (binomial) confidence is 95 % or more."""
+    got = median_interval(list(range(1, n + 1)))
+    assert (got.low, got.high) == (rank, n + 1 - rank)
+    outside = 2 * sum(math.comb(n, k) for k in range(rank)) / 2**n
+    assert outside <= 0.05 < outside + 2 * math.comb(n, rank) / 2**n
+
+
+@given(numbers)
+def test_the_median_s_interval_has_no_preferred_side(xs: list[float]) -> None:
+    there, back = median_interval(xs), median_interval([-x for x in xs])
+    assert (back.low, back.high) == (-there.high, -there.low)
+
+
 def test_wider_levels_give_wider_intervals() -> None:
     xs = sample(random.Random(3), 50)
     narrow, wide = bootstrap_mean(xs, level=0.5), bootstrap_mean(xs, level=0.99)
