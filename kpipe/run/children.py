@@ -43,7 +43,12 @@ class Child:
 
     def _environment(self) -> Mapping[str, str]:
         cores = ",".join(str(c) for c in sorted(self.cores))
-        return {**os.environ, "KPIPE_SUPERVISOR": str(os.getpid()), "KPIPE_CPUS": cores, "PYTHONUNBUFFERED": "1"}
+        return {
+            **os.environ,
+            "KPIPE_SUPERVISOR": str(os.getpid()),
+            "KPIPE_CPUS": cores,
+            "PYTHONUNBUFFERED": "1",
+        }
 
     @property
     def exit_code(self) -> int | None:

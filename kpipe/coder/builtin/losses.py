@@ -16,15 +16,15 @@ class MeanLoss:
     steps: tuple[str, ...]
 
     def applies(self) -> frozenset[str]:
-        return frozenset(
-            {"fuse", "simd", "unroll", "fastmath", "half", "double", "skip", "cuda", "naive"}
-        )
+        return frozenset({"fuse", "simd", "unroll", "fastmath", "half", "double", "skip", "cuda", "naive"})
 
     def render(self, plan: Plan) -> Kernel:
         start = "auto Y = torch::empty({}, P.options());\nint64_t n = P.size(0), m = P.size(1);\n"
         body = start + pointers("p", "t") + ("" if plan.has("fuse") else self._through_memory(plan))
         body += "double total = 0;\n" + self._sum(plan)
-        return Kernel("", tensors(("p", "t")), body + "Y.data_ptr<float>()[0] = (float)(total / (n * m));\nreturn Y;\n")
+        return Kernel(
+            "", tensors(("p", "t")), body + "Y.data_ptr<float>()[0] = (float)(total / (n * m));\nreturn Y;\n"
+        )
 
     def _through_memory(self, plan: Plan) -> str:
         """A pass over memory for every step, into a temporary W."""

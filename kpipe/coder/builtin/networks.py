@@ -46,21 +46,30 @@ def _dot(plan: Plan, k: str) -> str:
         return f"{plan.real} sum = 0;\n" + plan.simd("+ : sum") + loop
     adds = f"for (int u = 0; u < {LANES}; u++) part[u] += xr[p + u] * wr[p + u];\n"
     total = f"{plan.real} sum = 0;\nfor (int u = 0; u < {LANES}; u++) sum += part[u];\n"
-    return f"{plan.real} part[{LANES}] = {{}};\n" + block(f"for (int64_t p = 0; p < {k}; p += {LANES})", plan.simd(), adds) + total
+    return (
+        f"{plan.real} part[{LANES}] = {{}};\n"
+        + block(f"for (int64_t p = 0; p < {k}; p += {LANES})", plan.simd(), adds)
+        + total
+    )
 
 
 def _four_rows(plan: Plan, layer: str, k: str, m: str, finish: str, x: str, out: str) -> str:
     """Four rows of x share every load of a weight."""
     sums = f"{plan.real} part[4][{LANES}] = {{}};\n"
     lanes = f"for (int u = 0; u < {LANES}; u++) part[r][u] += {x}[(i + r) * {k} + p + u] * wr[p + u];\n"
-    multiply = block(f"for (int64_t p = 0; p < {k}; p += {LANES})", block("for (int r = 0; r < 4; r++)", plan.simd(), lanes))
+    multiply = block(
+        f"for (int64_t p = 0; p < {k}; p += {LANES})",
+        block("for (int r = 0; r < 4; r++)", plan.simd(), lanes),
+    )
     bias = f" + {layer}_bias[j]" if plan.has("fuse") else ""
     store = block(
         "for (int r = 0; r < 4; r++)",
         f"{plan.real} sum = 0;\nfor (int u = 0; u < {LANES}; u++) sum += part[r][u];\n",
         f"float v = (float)sum{bias};\n{out}[(i + r) * {m} + j] = {finish if plan.has('fuse') else 'v'};\n",
     )
-    outputs = block(f"for (int64_t j = 0; j < {m}; j++)", f"const float* wr = {layer} + j * {k};\n", sums, multiply, store)
+    outputs = block(
+        f"for (int64_t j = 0; j < {m}; j++)", f"const float* wr = {layer} + j * {k};\n", sums, multiply, store
+    )
     start = plan.row_start(f"{x} + i * {k}", f"4 * {k}")
     return block(f"for (int64_t i = 0; i < {plan.rows()}; i += 4)", start, outputs)
 
@@ -84,7 +93,9 @@ class FeedForward:
         relu = "v > 0.0f ? v : 0.0f"
         if self.gated:
             body += "auto G = torch::empty({n, h}, X.options());\nfloat* opened = G.data_ptr<float>();\n"
-            body += linear(plan, "x", "gate", "opened", "d", "h", relu) + linear(plan, "x", "up", "hidden", "d", "h")
+            body += linear(plan, "x", "gate", "opened", "d", "h", relu) + linear(
+                plan, "x", "up", "hidden", "d", "h"
+            )
             body += plan.simd() + "for (int64_t e = 0; e < n * h; e++) hidden[e] *= opened[e];\n"
         else:
             body += linear(plan, "x", "up", "hidden", "d", "h", relu)

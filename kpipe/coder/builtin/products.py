@@ -39,7 +39,11 @@ def product(plan: Plan, a: str, b: str, out: str, n: str, k: str, m: str) -> str
         )
         body = f"float* row = {out} + i * {m};\nfor (int64_t j = 0; j < {m}; j++) row[j] = 0;\n" + inner
     else:
-        body = block(f"for (int64_t j = 0; j < {m}; j++)", _dot(plan, a, b, k, m), f"{out}[i * {m} + j] = (float)sum;\n")
+        body = block(
+            f"for (int64_t j = 0; j < {m}; j++)",
+            _dot(plan, a, b, k, m),
+            f"{out}[i * {m} + j] = (float)sum;\n",
+        )
     return block(f"for (int64_t i = 0; i < {plan.rows(n)}; i++)", start, body)
 
 
@@ -67,7 +71,10 @@ def _tiled(plan: Plan, a: str, b: str, out: str, n: str, k: str, m: str) -> str:
     )
     store = f"{rows} {lanes} {out}[(i + u) * {m} + j + v] = (float)acc[u][v];\n"
     columns = block(
-        f"for (int64_t j = 0; j < {m}; j += {COLUMNS})", f"{plan.real} acc[{ROWS}][{COLUMNS}] = {{}};\n", multiply, store
+        f"for (int64_t j = 0; j < {m}; j += {COLUMNS})",
+        f"{plan.real} acc[{ROWS}][{COLUMNS}] = {{}};\n",
+        multiply,
+        store,
     )
     start = plan.row_start(f"{a} + i * {k}", f"{ROWS} * {k}")
     return block(f"for (int64_t i = 0; i < {plan.rows(n)}; i += {ROWS})", start, columns)
@@ -80,7 +87,9 @@ def epilogue(plan: Plan, out: str, count: str, m: str, steps: tuple[str, ...]) -
     for group in passes:
         inner = "".join(f"v = {s};\n" for s in group)
         loop = block(f"for (int64_t j = 0; j < {m}; j++)", f"float v = row[j];\n{inner}row[j] = v;\n")
-        text += block(f"for (int64_t i = 0; i < {count}; i++)", f"float* row = {out} + i * {m};\n", plan.simd(), loop)
+        text += block(
+            f"for (int64_t i = 0; i < {count}; i++)", f"float* row = {out} + i * {m};\n", plan.simd(), loop
+        )
     return text
 
 
@@ -96,7 +105,9 @@ class MatmulEpilogue:
         return STRATEGIES | ({"poly", "approx"} if self.tanh else set())
 
     def render(self, plan: Plan) -> Kernel:
-        steps = tuple(s.replace("TANH(u)", plan.tanh("0.7978845608f * (v + 0.044715f * v * v * v)")) for s in self.steps)
+        steps = tuple(
+            s.replace("TANH(u)", plan.tanh("0.7978845608f * (v + 0.044715f * v * v * v)")) for s in self.steps
+        )
         vectors = pointers(*self.columns)
         if plan.has("library"):
             signature = ", ".join(["torch::Tensor Y", *(f"torch::Tensor {c.upper()}" for c in self.columns)])
@@ -106,5 +117,7 @@ class MatmulEpilogue:
         signature = ", ".join(f"torch::Tensor {c.upper()}" for c in ("a", "b", *self.columns))
         body = "int64_t n = A.size(0), k = A.size(1), m = B.size(1);\nauto Y = torch::empty({n, m}, A.options());\n"
         body += pointers("a", "b") + vectors + "float* y = Y.data_ptr<float>();\n"
-        body += product(plan, "a", "b", "y", "n", "k", "m") + epilogue(plan, "y", "n", "m", steps) + "return Y;\n"
+        body += (
+            product(plan, "a", "b", "y", "n", "k", "m") + epilogue(plan, "y", "n", "m", steps) + "return Y;\n"
+        )
         return Kernel(plan.exp_helper() if self.tanh else "", signature, body)

@@ -44,13 +44,17 @@ def over_row(plan: Plan, statement: str) -> str:
     return plan.simd() + f"for (int64_t j = 0; j < m; j++) {statement}\n"
 
 
-def row_kernel(plan: Plan, arguments: tuple[str, ...], inputs: tuple[str, ...], helpers: str, inner: str) -> Kernel:
+def row_kernel(
+    plan: Plan, arguments: tuple[str, ...], inputs: tuple[str, ...], helpers: str, inner: str
+) -> Kernel:
     """The frame that all row kernels share: `inputs` have a row per i, other arguments a value per column."""
     body = "auto Y = torch::empty_like(X);\nint64_t n = X.size(0), m = X.size(1);\n"
     body += pointers(*arguments) + "float* y = Y.data_ptr<float>();\n"
     rows = "".join(f"const float* {name}r = {name} + i * m;\n" for name in inputs)
     start = plan.row_start("xr", "m")
-    body += block(f"for (int64_t i = 0; i < {plan.rows()}; i++)", rows, "float* yr = y + i * m;\n", start, inner)
+    body += block(
+        f"for (int64_t i = 0; i < {plan.rows()}; i++)", rows, "float* yr = y + i * m;\n", start, inner
+    )
     return Kernel(helpers, tensors(arguments), body + "return Y;\n")
 
 
@@ -86,7 +90,9 @@ class Softmax:
             shift = "float shift = top + std::log((float)sum);\n"
             if plan.has("fuse"):
                 return shift + over_row(plan, "yr[j] = xr[j] - shift;")
-            return over_row(plan, "yr[j] = xr[j] - top;") + over_row(plan, "yr[j] = yr[j] - std::log((float)sum);")
+            return over_row(plan, "yr[j] = xr[j] - top;") + over_row(
+                plan, "yr[j] = yr[j] - std::log((float)sum);"
+            )
         return over_row(plan, f"yr[j] = {plan.exp('xr[j] - top')} / (float)sum;")
 
 
@@ -110,16 +116,30 @@ class LayerNorm:
 
     def _statistics(self, plan: Plan, value: str) -> str:
         if plan.has("online"):
-            sums = reduction(plan, "+", "0", "sum", value) + reduction(plan, "+", "0", "square", f"{value} * {value}")
-            return sums + "float mean = (float)sum / m;\nfloat scale = rsqrt((float)square / m - mean * mean + 1e-5f);\n"
+            sums = reduction(plan, "+", "0", "sum", value) + reduction(
+                plan, "+", "0", "square", f"{value} * {value}"
+            )
+            return (
+                sums
+                + "float mean = (float)sum / m;\nfloat scale = rsqrt((float)square / m - mean * mean + 1e-5f);\n"
+            )
         centred = f"({value} - mean) * ({value} - mean)"
         mean = reduction(plan, "+", "0", "sum", value) + "float mean = (float)sum / m;\n"
-        return mean + reduction(plan, "+", "0", "square", centred) + "float scale = rsqrt((float)square / m + 1e-5f);\n"
+        return (
+            mean
+            + reduction(plan, "+", "0", "square", centred)
+            + "float scale = rsqrt((float)square / m + 1e-5f);\n"
+        )
 
     def _output(self, plan: Plan, value: str) -> str:
         if plan.has("fuse"):
             return over_row(plan, f"yr[j] = ({value} - mean) * scale * w[j] + b[j];")
-        steps = (f"yr[j] = {value} - mean;", "yr[j] = yr[j] * scale;", "yr[j] = yr[j] * w[j];", "yr[j] = yr[j] + b[j];")
+        steps = (
+            f"yr[j] = {value} - mean;",
+            "yr[j] = yr[j] * scale;",
+            "yr[j] = yr[j] * w[j];",
+            "yr[j] = yr[j] + b[j];",
+        )
         return "".join(over_row(plan, step) for step in steps)
 
 
@@ -136,4 +156,6 @@ class UnitRows:
         else:
             sums = over_row(plan, "yr[j] = xr[j] * xr[j];") + reduction(plan, "+", "0", "square", "yr[j]")
         scale = "float scale = rsqrt((float)square);\n"
-        return row_kernel(plan, ("x",), ("x",), plan.rsqrt_helper(), sums + scale + over_row(plan, "yr[j] = xr[j] * scale;"))
+        return row_kernel(
+            plan, ("x",), ("x",), plan.rsqrt_helper(), sums + scale + over_row(plan, "yr[j] = xr[j] * scale;")
+        )

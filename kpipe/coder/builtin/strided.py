@@ -22,11 +22,15 @@ class ChannelRms:
     def render(self, plan: Plan) -> Kernel:
         body = "auto Y = torch::empty_like(X);\nint64_t n = X.size(0), k = X.size(1), m = X.size(2);\n"
         body += pointers("x") + "float* y = Y.data_ptr<float>();\n"
-        batch = "const float* xb = x + i * k * m;\nfloat* yb = y + i * k * m;\n" + plan.row_start("xb", "k * m")
+        batch = "const float* xb = x + i * k * m;\nfloat* yb = y + i * k * m;\n" + plan.row_start(
+            "xb", "k * m"
+        )
         if not plan.has("fuse"):
             batch += plan.simd() + "for (int64_t e = 0; e < k * m; e++) yb[e] = xb[e] * xb[e];\n"
         if plan.has("tile"):
-            inner = self._contiguous(plan, f"for (int64_t from = 0; from < m; from += {TILE})", "from", str(TILE))
+            inner = self._contiguous(
+                plan, f"for (int64_t from = 0; from < m; from += {TILE})", "from", str(TILE)
+            )
         elif plan.has("interchange"):
             inner = self._contiguous(plan, None, "0", "m")
         else:
@@ -57,9 +61,13 @@ class ChannelRms:
         inner = f"std::vector<{plan.real}> sum({width});\nstd::vector<float> scale({width});\n"
         if head:
             inner = f"{plan.real} sum[{size}] = {{}};\nfloat scale[{size}];\n"
-        inner += block("for (int64_t c = 0; c < k; c++)", plan.simd(), f"{over} sum[j] += {self._square(plan, at)};\n")
+        inner += block(
+            "for (int64_t c = 0; c < k; c++)", plan.simd(), f"{over} sum[j] += {self._square(plan, at)};\n"
+        )
         inner += plan.simd() + f"{over} scale[j] = rsqrt((float)sum[j] / k + 1e-5f);\n"
-        inner += block("for (int64_t c = 0; c < k; c++)", plan.simd(), f"{over} yb[{at}] = xb[{at}] * scale[j];\n")
+        inner += block(
+            "for (int64_t c = 0; c < k; c++)", plan.simd(), f"{over} yb[{at}] = xb[{at}] * scale[j];\n"
+        )
         return block(head, inner) if head else inner
 
 
@@ -85,7 +93,9 @@ class RowScan:
         if plan.has("unroll"):
             return self._unrolled(plan)
         if plan.has("fuse"):
-            return f"{plan.real} sum = 0;\n" + block("for (int64_t j = 0; j < m; j++)", "sum += xr[j];\nyr[j] = (float)sum;\n")
+            return f"{plan.real} sum = 0;\n" + block(
+                "for (int64_t j = 0; j < m; j++)", "sum += xr[j];\nyr[j] = (float)sum;\n"
+            )
         step = f"yr[j] = (float)(({plan.real})yr[j] + ({plan.real})yr[j - 1]);\n"
         return "for (int64_t j = 0; j < m; j++) yr[j] = xr[j];\n" + f"for (int64_t j = 1; j < m; j++) {step}"
 
