@@ -112,8 +112,10 @@ def _recipe(config: Config) -> str:
 
 
 def _build(path: Path, config: Config, progress: Callable[[float], None] | None) -> None:
+    from kpipe.policy.checkpoint import quiet
     from kpipe.policy.warmstart import Examples, finetune
 
+    quiet()
     examples = Examples(problems.builtin(), load_template(config.policy.prompt))
     rng = random.Random(config.seed)
     prompts = [examples.prompt(rng)[0] for _ in range(TOKENIZER_PROMPTS)]

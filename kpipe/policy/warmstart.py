@@ -134,7 +134,7 @@ def suggestion_loss(model: Any, rows: Sequence[Row]) -> Tensor:
         attention_mask=(visible & causal)[:, None],
         use_cache=False,
     ).last_hidden_state.flatten(0, 1)
-    logits = model.get_output_embeddings()(states[torch.tensor(predictors)])
+    logits = model.get_output_embeddings()(states.index_select(0, torch.tensor(predictors)))
     return torch.nn.functional.cross_entropy(logits, torch.tensor(targets))
 
 
