@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
+import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -28,7 +31,7 @@ class PostgresServer:
         self.durable = durable
         self.home = Path(tempfile.mkdtemp(prefix="kpg-", dir="/tmp"))  # short: a socket's path has 107 bytes
         self.run_as: dict[str, int] = {}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> PostgresServer:
         try:
@@ -49,9 +52,8 @@ class PostgresServer:
             conn.execute(statement)  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        if self.process and self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            self.process.wait()
+        if self.guard:
+            self.guard.communicate()  # closes its standard input, and waits for its end
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _start(self) -> None:
@@ -66,14 +68,15 @@ class PostgresServer:
         self._run(
             tools / "initdb", "-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"
         )
+        command = [tools / "postgres", "-D", data, *(word for s in settings for word in ("-c", s))]
         with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [tools / "postgres", "-D", data, *(word for s in settings for word in ("-c", s))],
-                stdin=subprocess.DEVNULL,
+            self.guard = subprocess.Popen(
+                [sys.executable, __file__, json.dumps([self.run_as, [str(word) for word in command]])],
+                stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=self.home,
-                **self.run_as,  # type: ignore[arg-type]
+                start_new_session=True,
             )
         self._await_answer(log)
 
@@ -109,7 +112,22 @@ class PostgresServer:
                 psycopg.connect(self.url("postgres")).close()
                 return
             except psycopg.OperationalError as error:
-                dead = self.process is None or self.process.poll() is not None
+                dead = self.guard is None or self.guard.poll() is not None
                 if dead or time.monotonic() > deadline:
                     raise RuntimeError(f"Postgres did not start: {log.read_text()}") from error
                 time.sleep(0.02)
+
+
+def guard(run_as: dict[str, int], command: list[str]) -> None:
+    """Run a server until standard input is closed: it ends, and its files go, even when its user is killed."""
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, **run_as)  # type: ignore[call-overload]
+    while server.poll() is None:
+        closed, _, _ = select.select([sys.stdin], [], [], 0.2)
+        if closed:
+            server.send_signal(signal.SIGINT)
+            server.wait()
+            shutil.rmtree(Path.cwd(), ignore_errors=True)
+
+
+if __name__ == "__main__":
+    guard(*json.loads(sys.argv[1]))
