@@ -237,19 +237,18 @@ def _kind(error: BaseException) -> str:
 
 
 def _explain(error: BaseException) -> str:
-    """The error as Python prints it, without the frames of this file."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
+    """The error as Python prints it, with those frames that lie in the kernel's own file."""
     try:
-        text = "".join(traceback.format_exception(type(error), error, trace, limit=12))
+        shown = traceback.TracebackException.from_exception(error, limit=-12)
+        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if f.filename == FILE_NAME])
+        text = "".join(shown.format(chain=False))
     except Exception:  # an exception whose __str__ raises
         text = type(error).__name__
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT // 2] + "\n...\n" + text[-MAX_TEXT // 2 :]
 
 
 def _write_frame(sock: socket.socket, message: dict[str, Any]) -> None:
-    data = json.dumps(message, default=str).encode()
+    data = json.dumps(message).encode()
     sock.sendall(_LENGTH.pack(len(data)) + data)
 
 

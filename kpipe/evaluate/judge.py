@@ -21,7 +21,8 @@ from kpipe.evaluate.evidence import tidy
 from kpipe.evaluate.loading import Line
 from kpipe.evaluate.processes import Broken, Child, Helper, Oracle, Zygote
 
-EXIT_S = 5.0
+EXIT_S = 1.0
+"""How long the end of a process may take to become known, once its sockets are closed."""
 MAX_PRINTED = 800
 H = TypeVar("H", bound=Helper)
 
@@ -162,7 +163,9 @@ class Evaluation:
             line.child.close()
 
     async def _open(self, name: str, source: bytes) -> Line:
-        line = Line(await self.judge.fork(name, source), self.judge.build, self.judge.config.run_timeout_s)
+        config = self.judge.config
+        child = await self.judge.fork(name, source)
+        line = Line(child, self.judge.build, config.run_timeout_s, config.build_timeout_s)
         self.lines.append(line)
         return line
 
@@ -173,9 +176,13 @@ class Evaluation:
         if loaded.state != "loaded":
             raise Broken(f"the reference cannot be loaded: {tidy(loaded.log)}")
         start = time.monotonic()
+        for waiting in (line.child, runner.child):
+            waiting.hold()
         async with self.judge.device() as oracle:
             self.waited_s = time.monotonic() - start
             begun = time.monotonic()
+            for waiting in (line.child, runner.child):
+                waiting.let_go()
             verdict = await oracle.judge(self.reference, line.child, runner.child, line.left_s)
             verdict["detail"]["slot_s"] = round(time.monotonic() - begun, 3)
         return verdict
@@ -187,9 +194,11 @@ class Evaluation:
             child.kill()
         try:
             end = await asyncio.wait_for(asyncio.shield(child.exited), EXIT_S)
-        except TimeoutError:
+        except TimeoutError:  # it did not end: it sent something that nobody could read
             child.kill()
             end = await child.exited
+            gone = False
+            verdict.update(outcome=Outcome.CRASH, log="The process sent something that is no answer.")
         verdict["detail"]["memory_peak_mb"] = end.peak_kb // 1024
         printed = child.output()
         if gone:

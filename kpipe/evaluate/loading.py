@@ -14,6 +14,8 @@ from kpipe.evaluate.build import BuildRequest, BuildResult, request_from_call
 from kpipe.evaluate.processes import Broken, Child
 
 MAX_FRAME = 32 << 20
+MAX_BUILDS = 16
+"""Builds of one module; more are refused, and so is one after builds that together took one build's time limit."""
 _LENGTH = struct.Struct("<I")
 Build = Callable[[BuildRequest], Awaitable[BuildResult]]
 
@@ -32,10 +34,11 @@ class Line:
     It is served for the child's whole life: a model may call `load_inline` when it is constructed.
     """
 
-    def __init__(self, child: Child, build: Build, limit_s: float) -> None:
-        self.child, self._build = child, build
+    def __init__(self, child: Child, build: Build, limit_s: float, build_limit_s: float) -> None:
+        self.child, self._build, self._build_limit_s = child, build, build_limit_s
         self.left_s = limit_s
         self.build_s = 0.0
+        self._builds = 0
         self.failed_build: str | None = None
         self._served: asyncio.Task[None] | None = None
 
@@ -92,7 +95,10 @@ class Line:
     async def _answer(self, call: Any) -> None:
         """Build what the child asks for; send it the module's place, or why there is none."""
         start = time.monotonic()
+        self._builds += 1
         try:
+            if self._builds > MAX_BUILDS or self.build_s > self._build_limit_s:
+                raise ValueError("the module asks for too many builds")
             arguments, options = call
             request = request_from_call(list(arguments), dict(options))
         except (ValueError, TypeError) as error:

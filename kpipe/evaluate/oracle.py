@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from functools import lru_cache
 from typing import Any
@@ -38,11 +37,9 @@ def judge(
 ) -> dict[str, Any]:
     """The verdict as JSON. `fds`: the reference, socket and pidfd of kernel and runner; closed here."""
     source = wire.read_file(fds[0]).decode("utf-8")
-    now = time.monotonic()
-    kernel = Subject(request["kernel"], fds[2], socket.socket(fileno=fds[1]), now + request["left_s"])
-    runner = Subject(
-        request["runner"], fds[4], socket.socket(fileno=fds[3]), now + request["left_s"] + RUNNER_S
-    )
+    left_s = request["left_s"]
+    kernel = Subject(request["kernel"], fds[2], socket.socket(fileno=fds[1]), left_s)
+    runner = Subject(request["runner"], fds[4], socket.socket(fileno=fds[3]), left_s + RUNNER_S)
     trials = None
     verdict: dict[str, Any]
     try:

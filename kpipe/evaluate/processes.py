@@ -119,9 +119,19 @@ class Child:
         self.exited.add_done_callback(lambda f: f.exception())  # nobody may be waiting
 
     def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def hold(self) -> None:
+        """Let nothing that it left running use the machine while it waits."""
+        self._signal(signal.SIGSTOP)
+
+    def let_go(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self.handle >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+                signal.pidfd_send_signal(self.handle, number)
 
     def output(self) -> str:
         """What it printed so far, read once."""

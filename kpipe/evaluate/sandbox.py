@@ -74,8 +74,11 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "clock_settime": (227, 112),
     "settimeofday": (164, 170),
 }
-# audit architecture, column above, numbers of clone, clone3, kill, tgkill
-_MACHINES = {"x86_64": (0xC000003E, 0, 56, 435, 62, 234), "aarch64": (0xC00000B7, 1, 220, 435, 129, 131)}
+# audit architecture, column above, numbers of clone, clone3, kill, tgkill, prlimit64, prctl, capset
+_MACHINES = {
+    "x86_64": (0xC000003E, 0, 56, 435, 62, 234, 302, 157, 126),
+    "aarch64": (0xC00000B7, 1, 220, 435, 129, 131, 261, 167, 91),
+}
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _REFUSE, _MISSING = 0x7FFF0000, 0x80000000, 0x00050000 | 1, 0x00050000 | 38
@@ -123,6 +126,7 @@ def confine(readable: Iterable[str]) -> None:
     Raises OSError where the kernel lacks a mechanism: ask `level` first.
     """
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _drop_capabilities()
     _landlock(readable)
     _seccomp()
 
@@ -132,6 +136,14 @@ def _check(result: int, what: str) -> int:
         error = ctypes.get_errno()
         raise OSError(error, f"{what}: {os.strerror(error)}")
     return result
+
+
+def _drop_capabilities() -> None:
+    """Without them root is like anybody else: it cannot raise its limits again, nor set the clock."""
+    capset = _MACHINES[platform.machine()][-1]
+    version_3 = 0x20080522
+    header, none = struct.pack("Ii", version_3, 0), bytes(24)
+    _check(_libc.syscall(capset, header, none), "capset")
 
 
 def _landlock_version() -> int:
@@ -162,7 +174,8 @@ def _landlock(readable: Iterable[str]) -> None:
 
 
 def _seccomp() -> None:
-    architecture, column, clone, clone3, kill, tgkill = _MACHINES[platform.machine()]
+    architecture, column, clone, clone3, kill, tgkill, prlimit64, prctl, _ = _MACHINES[platform.machine()]
+    own = os.getpid()
     program = [
         _op(_LOAD, _ARCHITECTURE),
         _op(_JUMP_EQUAL, architecture, 1, 0),
@@ -177,19 +190,22 @@ def _seccomp() -> None:
     program += [_op(_JUMP_EQUAL, clone3, 0, 1), _op(_RETURN, _MISSING)]  # libc then takes clone
     program += _unless_argument(clone, _op(_JUMP_BITS, _CLONE_THREAD, 1, 0))
     for number in (kill, tgkill):  # abort() and raise() must work
-        program += _unless_argument(number, _op(_JUMP_EQUAL, os.getpid(), 1, 0))
+        program += _unless_argument(number, _op(_JUMP_EQUAL, own, 1, 0))
+    # Nobody else's limits: a processor-time limit of one second would kill the zygote with all its children.
+    program += _unless_argument(prlimit64, _op(_JUMP_EQUAL, 0, 2, 0), _op(_JUMP_EQUAL, own, 1, 0))
+    program += _unless_argument(prctl, _op(_JUMP_EQUAL, _PR_SET_PDEATHSIG, 0, 1))
     program.append(_op(_RETURN, _ALLOW))
     code = ctypes.create_string_buffer(b"".join(program))
     head = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
     _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(head), 0, 0), "seccomp")
 
 
-def _unless_argument(number: int, test: bytes) -> list[bytes]:
-    """Refuse the call unless `test` holds for its first argument."""
+def _unless_argument(number: int, *tests: bytes) -> list[bytes]:
+    """Refuse the call unless one of the tests holds for its first argument: each jumps over the refusal."""
     return [
-        _op(_JUMP_EQUAL, number, 0, 4),
+        _op(_JUMP_EQUAL, number, 0, len(tests) + 3),
         _op(_LOAD, _FIRST_ARGUMENT),
-        test,
+        *tests,
         _op(_RETURN, _REFUSE),
         _op(_LOAD, _NUMBER),
     ]

@@ -49,8 +49,9 @@ def suits(request: BuildRequest, t: Toolchain) -> bool:
     if concern_torch((*request.extra_cflags, *request.extra_cuda_cflags), t.standard):
         return False
     # An operator of torch that the shim lacks would compete with the kernel's own function of that name.
-    defined = {name for text in request.cpp_sources for name in _FUNCTION_OF_TENSORS.findall(text)}
-    return not defined & _foreign_functions(t)
+    text = "\n".join((*request.cpp_sources, *request.cuda_sources))
+    competing = set(_FUNCTION_OF_TENSORS.findall(text)) & _foreign_functions(t)
+    return not any(len(re.findall(rf"(?<![\w:.>]){name}\s*\(", text)) > 1 for name in competing)
 
 
 def ensure_runtime(cache: BuildCache, say: Callable[[str], None] = lambda _: None) -> Path:

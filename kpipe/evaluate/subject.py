@@ -32,10 +32,10 @@ class TooSlow(Failure):
 
 
 class Subject:
-    """One child. Times in seconds; `deadline` by time.monotonic()."""
+    """One child. `left_s` is how many seconds it may still keep us waiting; what others do does not count."""
 
-    def __init__(self, pid: int, handle: int, runs: socket.socket, deadline: float) -> None:
-        self.pid, self.handle, self.runs, self.deadline = pid, handle, runs, deadline
+    def __init__(self, pid: int, handle: int, runs: socket.socket, left_s: float) -> None:
+        self.pid, self.handle, self.runs, self.left_s = pid, handle, runs, left_s
         self._stat = -1
         with contextlib.suppress(OSError):  # dead already: the first request will tell
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -110,8 +110,10 @@ class Subject:
             raise Gone(self) from None
 
     def _wait(self) -> None:
-        left = self.deadline - time.monotonic()
-        if not self._poll.poll(max(0.0, left) * 1000):
+        start = time.monotonic()
+        answered = self._poll.poll(max(0.0, self.left_s) * 1000)
+        self.left_s -= time.monotonic() - start
+        if not answered:
             raise TooSlow(self)
 
 

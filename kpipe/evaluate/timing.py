@@ -28,7 +28,11 @@ from kpipe.evaluate.subject import Subject
 REQUEST_S, SLOW_REQUEST_S = 0.4e-3, 4e-3
 """How long a request of the faster side should take, and of the slower one at most."""
 MIN_QUADS, LOOK_EVERY, NULL_QUADS, MAX_QUADS = 10, 4, 5, 1000
-SLOW_QUADS, SLOW = 6, 0.7
+LEAST_QUADS, LAST_QUAD = 6, 4
+"""The range of fewer ratios is no 95 % interval; less is taken only when another quad, LAST_QUAD times as slow as
+the last one, would not fit into the kernel's time limit.
+"""
+SLOW = 0.7
 """A kernel clearly below SLOW x the reference is not worth a precise figure."""
 MAX_CALLS, MAX_ARENA = 64, 64 << 20
 LEAST_CALL_S = 2e-6
@@ -142,7 +146,11 @@ class Bench:
         for quad in range(1, MAX_QUADS):
             self._quad(inputs)
             speedup = self._speedup()
-            if time.monotonic() > end or (quad >= SLOW_QUADS and speedup.high < SLOW):
+            if self.kernel.subject.left_s < LAST_QUAD * self.kernel.readings[-1]:
+                break
+            if quad < LEAST_QUADS:
+                continue
+            if time.monotonic() > end or speedup.high < SLOW:
                 break
             if quad >= MIN_QUADS and (quad - MIN_QUADS) % LOOK_EVERY == 0:
                 precise = (speedup.high - speedup.low) / 2 <= self.config.timing_precision * speedup.value

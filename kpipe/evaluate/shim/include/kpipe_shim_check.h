@@ -1,9 +1,6 @@
 // TORCH_CHECK and its relatives, and AT_DISPATCH.
 #pragma once
 #include <kpipe_shim_tensor.h>
-#ifdef KPIPE_SHIM_FULL
-#include <sstream>
-#endif
 
 namespace kpipe_shim::internals {
 struct Place {

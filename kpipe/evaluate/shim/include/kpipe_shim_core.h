@@ -20,6 +20,10 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+#ifdef KPIPE_SHIM_FULL
+#include <sstream>
+#include <string>
+#endif
 
 namespace c10 {
 struct Half;

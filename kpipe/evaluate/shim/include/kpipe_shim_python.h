@@ -1,9 +1,6 @@
 // What pybind11 does for torch's extensions: functions of a module, their arguments and results.
 #pragma once
 #include <kpipe_shim_check.h>
-#ifdef KPIPE_SHIM_FULL
-#include <string>
-#endif
 
 typedef struct _object PyObject;
 

@@ -192,6 +192,16 @@ Tensor from_blob(void* data, IntArrayRef sizes, IntArrayRef strides, const Tenso
 }
 Tensor from_blob(void* data, IntArrayRef sizes, const TensorOptions& = {});
 
+#ifdef KPIPE_SHIM_FULL
+#define KPIPE_SHIM_PRINTED(_) _(Tensor) _(IntArrayRef) _(ScalarType) _(TypeMeta) _(Device) _(DeviceType) _(Scalar) \
+  _(MemoryFormat) _(TensorOptions)
+namespace core {
+#define KPIPE_SHIM_PRINT(type) std::ostream& operator<<(std::ostream&, const type&);
+KPIPE_SHIM_PRINTED(KPIPE_SHIM_PRINT)
+}
+using core::operator<<;
+#endif
+
 class NoGradGuard {
   bool before_;
  public:

@@ -15,9 +15,9 @@ void Message::add(double v) { stream(text_) << v; }
 void Message::add(const void* v) { stream(text_) << v; }
 void Message::add(IntArrayRef v) { stream(text_) << real(v); }
 void Message::add(ScalarType v) { stream(text_) << real(v); }
-void Message::add(TypeMeta v) { stream(text_) << c10::scalarTypeToTypeMeta(real(v.type)); }
+void Message::add(TypeMeta v) { stream(text_) << real(v); }
 void Message::add(const Device& v) { stream(text_) << real(v); }
-void Message::add(DeviceType v) { stream(text_) << static_cast<at::DeviceType>(v); }
+void Message::add(DeviceType v) { stream(text_) << real(v); }
 void Message::add(const Scalar& v) { stream(text_) << real(v); }
 void Message::add(const Tensor& v) { stream(text_) << real(v); }
 static c10::SourceLocation location(Place p) { return {p.function, p.file, static_cast<uint32_t>(p.line)}; }

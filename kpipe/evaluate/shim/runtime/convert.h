@@ -19,6 +19,8 @@ at::IntArrayRef real(IntArrayRef a) { return {a.data(), a.size()}; }
 at::OptionalIntArrayRef real(OptionalIntArrayRef a) { return a ? at::OptionalIntArrayRef(real(*a)) : std::nullopt; }
 at::ScalarType real(ScalarType t) { return static_cast<at::ScalarType>(t); }
 at::MemoryFormat real(MemoryFormat f) { return static_cast<at::MemoryFormat>(f); }
+at::DeviceType real(DeviceType t) { return static_cast<at::DeviceType>(t); }
+caffe2::TypeMeta real(TypeMeta t) { return c10::scalarTypeToTypeMeta(real(t.type)); }
 at::Device real(Device d) { return {static_cast<at::DeviceType>(d.type()), d.index()}; }
 c10::string_view real(Text t) { return {t.data, t.size}; }
 int64_t real(int64_t v) { return v; }

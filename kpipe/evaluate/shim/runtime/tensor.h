@@ -91,6 +91,12 @@ Tensor from_blob(void* data, IntArrayRef sizes, const TensorOptions& o) {
   return shim(at::from_blob(data, real(sizes), real(o)));
 }
 
+namespace core {
+#define KPIPE_SHIM_PRINT(type) \
+  std::ostream& operator<<(std::ostream& s, const type& v) { return s << real(v); }
+KPIPE_SHIM_PRINTED(KPIPE_SHIM_PRINT)
+}
+
 NoGradGuard::NoGradGuard() : before_(at::GradMode::is_enabled()) { at::GradMode::set_enabled(false); }
 NoGradGuard::~NoGradGuard() { at::GradMode::set_enabled(before_); }
 std::optional<Device> device_of(const Tensor& t) {
