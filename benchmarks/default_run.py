@@ -83,7 +83,13 @@ def one(directory: Path, seed: int, extra: list[str]) -> dict[str, object]:
     seconds = time.monotonic() - started
     if code:
         raise SystemExit(f"seed {seed} ended with {code}: see {directory / 'output.txt'}")
-    return {"seed": seed, "extra": extra, "seconds": seconds, "peak_mib": memory.peak / MIB, **measured(directory)}
+    return {
+        "seed": seed,
+        "extra": extra,
+        "seconds": seconds,
+        "peak_mib": memory.peak / MIB,
+        **measured(directory),
+    }
 
 
 def measured(directory: Path) -> dict[str, object]:
@@ -120,7 +126,9 @@ def row(r: dict) -> str:  # type: ignore[type-arg]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--control", type=int, default=1, help="runs with learning rate 0")
@@ -128,8 +136,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep databases and results here")
     a = parser.parse_args()
     root = a.out or Path(tempfile.mkdtemp(prefix="kpipe-bench-"))
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}, Python {platform.python_version()}")
-    print("| seed | mean reward, first -> last fifth | | p | mean best speedup | | kernels | seconds | peak GiB |")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}, Python {platform.python_version()}"
+    )
+    print(
+        "| seed | mean reward, first -> last fifth | | p | mean best speedup | | kernels | seconds | peak GiB |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     jobs = [(seed, a.set) for seed in range(a.first_seed, a.first_seed + a.seeds)]
     jobs += [(seed, [*a.set, "train.learning_rate=0"]) for seed in range(a.control)]

@@ -24,7 +24,11 @@ def main() -> None:
         if error.filename is None and error.strerror is None:
             raise
         where = f" {error.filename}" if error.filename else ""
-        _fail(f"The operating system refused{where}: {error.strerror}.", "Check path, permissions and free space.", 2)
+        _fail(
+            f"The operating system refused{where}: {error.strerror}.",
+            "Check path, permissions and free space.",
+            2,
+        )
 
 
 def _fail(message: str, fix: str, code: int) -> None:

@@ -221,10 +221,12 @@ def _schema(url: str) -> str:
 
 
 def api_key() -> Finding:
-    """Whether a key is there; its value is nobody's business."""
-    from kpipe.config import CoderConfig
+    """Whether a key is there; its value is nobody's business. Raises ConfigError."""
+    from kpipe.config import load
 
-    name = CoderConfig().api_key_env
+    name = load().config.coder.api_key_env
+    if not name:
+        return Finding("api key", "ok", "none is wanted: coder.api_key_env is empty")
     if not os.environ.get(name, "").strip():
         return Finding(
             "api key", "optional", f"{name} is not set; only coder.kind=openai needs it", f"export {name}=..."

@@ -27,11 +27,14 @@ def show(
     from kpipe import config as configuration
 
     loaded = configuration.load(preset=preset, file=config, overrides=set_ or ())
-    rows = [(key, configuration.value_of(loaded.config, key), loaded.origin[key]) for key in configuration.keys()]
+    every = configuration.keys()
+    rows = [(key, configuration.value_of(loaded.config, key), loaded.origin[key]) for key in every]
     if as_json:
         import json
 
-        typer.echo(json.dumps({key: {"value": value, "origin": origin} for key, value, origin in rows}, indent=2))
+        typer.echo(
+            json.dumps({key: {"value": value, "origin": origin} for key, value, origin in rows}, indent=2)
+        )
         return
     from rich.console import Console
     from rich.table import Table

@@ -21,12 +21,9 @@ def upgrade(db: Db = DEFAULT_DB) -> None:
     from kpipe.store.database import Database
     from kpipe.store.schema import current
 
-    database = Database.connect(db, create=True)
-    try:
+    with Database.connect(db, create=True) as database:
         database.upgrade()
         typer.echo(f"{database.name} has schema {database.read(current)}.")
-    finally:
-        database.close()
 
 
 @app.command()
@@ -37,11 +34,8 @@ def check(db: Db = DEFAULT_DB) -> None:
     """
     from kpipe.store.database import Database
 
-    database = Database.open(db)
-    try:
+    with Database.open(db) as database:
         typer.echo(f"{database.name} has schema {database.check()}, without any difference.")
-    finally:
-        database.close()
 
 
 @app.command()
@@ -53,11 +47,8 @@ def verify(db: Db = DEFAULT_DB) -> None:
     from kpipe.store import verify as verification
     from kpipe.store.database import Database
 
-    database = Database.open(db)
-    try:
+    with Database.open(db) as database:
         counted = database.read(verification.verify)
-    finally:
-        database.close()
     typer.echo(f"All is well: {', '.join(f'{n} {name}' for name, n in counted.items())}.")
 
 
@@ -73,9 +64,6 @@ def backup(
     from kpipe.store.backup import backup as copy
     from kpipe.store.database import Database
 
-    database = Database.connect(db)
-    try:
+    with Database.connect(db) as database:
         size = copy(database, target)
-    finally:
-        database.close()
     typer.echo(f"{target} holds a complete copy ({size / 1e6:.1f} MB).")

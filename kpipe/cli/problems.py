@@ -64,9 +64,13 @@ def add(
             help="A file, a folder, a KernelBench checkout, a .parquet file, or a Hugging Face data set.",
         ),
     ] = "ScalingIntelligence/KernelBench",
-    suite: Annotated[str | None, typer.Option(help="Suite to add to; by default named after the source.")] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="Suite to add to; by default named after the source.")
+    ] = None,
     split: Annotated[str, typer.Option(help="train or heldout.")] = "train",
-    heldout_every: Annotated[int, typer.Option(help="Put every N-th problem into the held-out split; 0 for none.")] = 0,
+    heldout_every: Annotated[
+        int, typer.Option(help="Put every N-th problem into the held-out split; 0 for none.")
+    ] = 0,
     db: Db = DEFAULT_DB,
 ) -> None:
     """Add problems to the database: all of them, or none when one is refused.

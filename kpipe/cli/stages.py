@@ -39,7 +39,9 @@ def run(
         if step >= prepared.config.train.max_steps:
             console.print(f"Run {name!r} is finished: all {step} updates are done. Its summary:")
             print_report(console, database, db, prepared.run, prepared.config)
-            console.print(f"  kpipe run --set train.max_steps={step * 2}   # go on from here", highlight=False)
+            console.print(
+                f"  kpipe run --set train.max_steps={step * 2}   # go on from here", highlight=False
+            )
             return
         if prepared.resumed:
             console.print(f"Resuming run {name!r} after update {step}.")

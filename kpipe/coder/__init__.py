@@ -13,12 +13,15 @@ __all__ = ["Coder", "CoderReply", "CoderRequest", "open_coder"]
 Lookup = Callable[[str], Awaitable[CoderCall | None]]
 
 
-def open_coder(cfg: CoderConfig, lookup: Lookup) -> Coder:
-    """The configured coder. `lookup` finds a stored answer by its key, so that nothing is paid twice."""
+def open_coder(cfg: CoderConfig, lookup: Lookup, *, device: str = "cpu") -> Coder:
+    """The configured coder, for kernels that run on `device` ('cpu' or 'cuda').
+
+    `lookup` finds a stored answer by its key, so that nothing is paid twice. Raises CoderError.
+    """
     if cfg.kind == "builtin":
         from kpipe.coder.builtin import BuiltinCoder
 
         return BuiltinCoder()
     from kpipe.coder.openai import OpenAICoder
 
-    return OpenAICoder(cfg, lookup)
+    return OpenAICoder(cfg, lookup, device=device)

@@ -29,7 +29,9 @@ class Batcher:
     batch_size: int
     wait_s: float
     _draining: bool = False
-    _waiting: list[tuple[SuggestRequest, asyncio.Future[tuple[Suggestion, int]]]] = field(default_factory=list)
+    _waiting: list[tuple[SuggestRequest, asyncio.Future[tuple[Suggestion, int]]]] = field(
+        default_factory=list
+    )
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _full: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,7 +66,9 @@ class Batcher:
                 self._full.clear()
             await self._sample([(r, f) for r, f in batch if not f.cancelled()])
 
-    async def _sample(self, batch: list[tuple[SuggestRequest, asyncio.Future[tuple[Suggestion, int]]]]) -> None:
+    async def _sample(
+        self, batch: list[tuple[SuggestRequest, asyncio.Future[tuple[Suggestion, int]]]]
+    ) -> None:
         if not batch:
             return
         try:

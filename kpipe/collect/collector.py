@@ -19,9 +19,9 @@ from kpipe.collect.rollout import Services, run_trajectory
 from kpipe.collect.schedule import may_start, problem_for
 from kpipe.collect.verdicts import VerdictWatch
 from kpipe.config import Config, from_json
+from kpipe.domain.harness import HARNESS, device_kind
 from kpipe.domain.prompt import load_template
 from kpipe.errors import CoderError, LeaseLost, UsageError
-from kpipe.domain.harness import HARNESS, device_kind
 from kpipe.policy import open_policy, prepare_base
 from kpipe.store import catalog, policies, rollouts, runs, workers
 from kpipe.store.database import Database
@@ -46,7 +46,9 @@ def main(db_url: str, run_name: str, *, cpus: Iterable[int] = ()) -> None:
 async def _main(db: Database, run_name: str, cpus: frozenset[int]) -> None:
     run = await db.aread(runs.get, run_name)
     if run is None:
-        raise UsageError(f"There is no run {run_name!r} in this database.", "Start it with `kpipe collect --run NAME`.")
+        raise UsageError(
+            f"There is no run {run_name!r} in this database.", "Start it with `kpipe collect --run NAME`."
+        )
     config = from_json(run.config)
     problems = await db.aread(
         catalog.select,
@@ -215,7 +217,9 @@ class Collector:
         members = await self.db.aread(rollouts.trajectories, group.id)
         keeper = asyncio.create_task(self._keep_lease(group))
         plays = [
-            asyncio.create_task(run_trajectory(self.services, group, stored, m)) for m in members if m.state == "open"
+            asyncio.create_task(run_trajectory(self.services, group, stored, m))
+            for m in members
+            if m.state == "open"
         ]
         try:
             await _all_or_first_error([*plays, keeper], until=plays)
@@ -256,7 +260,9 @@ class Collector:
     async def _beat(self) -> None:
         while True:
             await self.db.awrite(
-                workers.heartbeat, self.worker_id, {"groups": len(self.groups), "policy": self.batcher.version.step}
+                workers.heartbeat,
+                self.worker_id,
+                {"groups": len(self.groups), "policy": self.batcher.version.step},
             )
             await asyncio.sleep(2.0)
 

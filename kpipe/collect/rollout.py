@@ -35,7 +35,6 @@ from kpipe.store.records import (
     Trajectory,
 )
 
-
 PROMPT_TOO_LONG = "prompt_too_long"
 
 
@@ -119,12 +118,18 @@ async def run_trajectory(s: Services, group: Group, stored: StoredProblem, traje
         at = advance(at, turn)
 
 
-async def _suggest(s: Services, group: Group, trajectory: Trajectory, at: Position, ordinal: int) -> StoredTurn:
+async def _suggest(
+    s: Services, group: Group, trajectory: Trajectory, at: Position, ordinal: int
+) -> StoredTurn:
     prompt = render_prompt(s.template, at.state)
     request = SuggestRequest(prompt, turn_seed(s.seed, group.ordinal, trajectory.member, ordinal))
     said, version_id = await s.suggester.suggest(request)
     tokens = TokenRecord(
-        list(said.prompt_ids), list(said.completion_ids), list(said.logprobs), dict(said.sampling), said.finish_reason
+        list(said.prompt_ids),
+        list(said.completion_ids),
+        list(said.logprobs),
+        dict(said.sampling),
+        said.finish_reason,
     )
     new = SuggestedTurn(trajectory.id, ordinal, version_id, prompt, s.template.sha, said.text, tokens)
     (turn_id,) = await s.db.awrite(rollouts.record_suggestions, [new])
@@ -145,7 +150,9 @@ async def _suggest(s: Services, group: Group, trajectory: Trajectory, at: Positi
     )
 
 
-async def _implement(s: Services, stored: StoredProblem, at: Position, turn: StoredTurn, *, last: bool) -> StoredTurn:
+async def _implement(
+    s: Services, stored: StoredProblem, at: Position, turn: StoredTurn, *, last: bool
+) -> StoredTurn:
     """Let the coder write the kernel, and queue it. A turn without a kernel, or without a new one, ends here."""
     if turn.finish_reason == PROMPT_TOO_LONG:
         return await _settle(s, turn, last=True, fault=PROMPT_TOO_LONG)
@@ -204,4 +211,6 @@ async def _settle(
         call=call,
         last=last,
     )
-    return replace(turn, state="settled", outcome=outcome.value if outcome else None, fault=fault, reward=earned)
+    return replace(
+        turn, state="settled", outcome=outcome.value if outcome else None, fault=fault, reward=earned
+    )

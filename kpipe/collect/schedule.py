@@ -25,7 +25,13 @@ def problem_for(problems: Sequence[T], ordinal: int, seed: int, how: Literal["un
 
 
 def may_start(
-    *, running: int, fresh: int, trainer_step: int, max_steps: int, groups_per_step: int, max_off_policy_steps: int
+    *,
+    running: int,
+    fresh: int,
+    trainer_step: int,
+    max_steps: int,
+    groups_per_step: int,
+    max_off_policy_steps: int,
 ) -> bool:
     """The capacity rule: a group that would be stale before it is trained is never started.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kpipe.collect.draining import Draining
 from kpipe.domain.verdict import Outcome, Verdict
-from kpipe.store import queue
+from kpipe.store import verdicts
 from kpipe.store.database import Database
 
 
@@ -43,7 +43,7 @@ class VerdictWatch:
         """Deliver verdicts until cancelled."""
         while True:
             await self._arrived.wait()
-            results = await self.db.aread(queue.evaluations, list(self._waiting))
+            results = await self.db.aread(verdicts.evaluations, list(self._waiting))
             for evaluation_id, result in results.items():
                 if result.state in ("done", "failed"):
                     self._deliver(evaluation_id, result.verdict or Verdict(Outcome.INFRA))

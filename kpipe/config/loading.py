@@ -210,6 +210,12 @@ def _validate(tree: dict[str, Any], origin: Mapping[str, str]) -> Config:
             f"{known}{shown} ({source}): {message[0].lower()}{message[1:]}.",
             "`kpipe config show` gives every key and its type.",
         ) from None
+    _check_batch(config, origin)
+    _check_prompt(config, origin)
+    return config
+
+
+def _check_batch(config: Config, origin: Mapping[str, str]) -> None:
     batch = config.collect.group_size * config.collect.groups_per_step
     if config.train.batch_size != batch:
         source = origin.get("train.batch_size", "default")
@@ -218,4 +224,13 @@ def _validate(tree: dict[str, Any], origin: Mapping[str, str]) -> Config:
             f"collect.groups_per_step x collect.group_size = {batch}.",
             f"Set train.batch_size={batch}, or change the other two.",
         )
-    return config
+
+
+def _check_prompt(config: Config, origin: Mapping[str, str]) -> None:
+    name, known = config.policy.prompt, sorted(p.stem for p in asset("prompts").glob("*.txt"))
+    if name not in known:
+        source = origin.get("policy.prompt", "default")
+        raise ConfigError(
+            f"policy.prompt = {name!r} ({source}): there is no such template{_near(name, known)}",
+            f"Templates: {', '.join(known)}.",
+        )

@@ -34,7 +34,9 @@ def validate_source(source: str, name: str) -> None:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f", line {line}" if line else ""
-        raise ProblemError(f"{name}: is not valid Python ({error.args[0]}{where}).", "Fix the file.") from None
+        raise ProblemError(
+            f"{name}: is not valid Python ({error.args[0]}{where}).", "Fix the file."
+        ) from None
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     missing = [n for n, there in (("class Model", "Model" in classes),) if not there]

@@ -8,7 +8,9 @@ from kpipe.config import RewardConfig
 from kpipe.domain.verdict import Outcome
 
 
-def reward(outcome: Outcome, speedup: float | None, speedup_low: float | None, cfg: RewardConfig) -> float | None:
+def reward(
+    outcome: Outcome, speedup: float | None, speedup_low: float | None, cfg: RewardConfig
+) -> float | None:
     """Reward of one turn, or None when the machine and not the kernel is to blame.
 
     `speedup` and `speedup_low` (lower bound of the 95 % interval) are needed for CORRECT only.

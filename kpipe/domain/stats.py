@@ -25,10 +25,14 @@ def bootstrap_mean(xs: Sequence[float], *, level: float = 0.95, draws: int = 200
     rng = random.Random(seed)
     means = sorted(statistics.fmean(rng.choices(xs, k=len(xs))) for _ in range(draws))
     tail = (1 - level) / 2
-    return Interval(statistics.fmean(xs), means[int(tail * draws)], means[min(draws - 1, int((1 - tail) * draws))])
+    return Interval(
+        statistics.fmean(xs), means[int(tail * draws)], means[min(draws - 1, int((1 - tail) * draws))]
+    )
 
 
-def permutation_p(before: Sequence[float], after: Sequence[float], *, draws: int = 10_000, seed: int = 0) -> float:
+def permutation_p(
+    before: Sequence[float], after: Sequence[float], *, draws: int = 10_000, seed: int = 0
+) -> float:
     """One-sided p-value that `after` has the larger mean: a permutation test (Fisher), with the
     add-one rule of Phipson and Smyth (2010), so it is never zero.
     """
@@ -50,9 +54,8 @@ def median_interval(xs: Sequence[float], *, z: float = 1.96) -> Interval:
     if not xs:
         raise ValueError("no samples")
     s, n = sorted(xs), len(xs)
-    half = z * math.sqrt(n) / 2
-    low, high = max(0, math.floor(n / 2 - half)), min(n - 1, math.ceil(n / 2 + half))
-    return Interval(statistics.median(s), s[low], s[high])
+    rank = max(1, math.floor((n + 1) / 2 - z * math.sqrt(n) / 2))
+    return Interval(statistics.median(s), s[rank - 1], s[n - rank])
 
 
 def geometric_mean(xs: Sequence[float]) -> float:

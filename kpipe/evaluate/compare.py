@@ -69,7 +69,7 @@ def _all_close(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> b
     if want.dtype in _HALF:
         want, got = want.float(), got.float()
     error = torch.sub(got, want).abs_()
-    return bool(error.le_(torch.abs(want).mul_(rtol).add_(atol)).all())
+    return bool(error.lt_(torch.abs(want).mul_(rtol).add_(atol)).all())  # inf < inf is not a yes
 
 
 def _close(want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:

@@ -20,6 +20,7 @@ import struct
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -155,7 +156,9 @@ def shapes(state: dict[str, Any]) -> dict[str, Any]:
 
 def views(memory: mmap.mmap, tensors: Sequence[Any], step: int, slots: int) -> list[list[torch.Tensor]]:
     """For each slot its tensors, given as [dtype, shape, strides, offset in bytes, span in elements]."""
-    raw = torch.frombuffer(memory, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that inputs are read-only is intended
+        raw = torch.frombuffer(memory, dtype=torch.uint8)
     result = []
     for slot in range(slots):
         own = []

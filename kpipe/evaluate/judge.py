@@ -7,12 +7,14 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kpipe.config import EvaluateConfig
 from kpipe.domain.verdict import Outcome, Verdict
+from kpipe.errors import EvaluatorError
 from kpipe.evaluate.build import BuildRequest, BuildResult, build_module
 from kpipe.evaluate.build_cache import BuildCache
 from kpipe.evaluate.evidence import tidy
@@ -95,11 +97,11 @@ class Judge:
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except OSError as error:
-            raise Broken(f"a build could not be made: {error.strerror}") from None
+        except (OSError, EvaluatorError) as error:
+            raise Broken(f"a build could not be made: {error}") from None
 
     @contextlib.asynccontextmanager
-    async def device(self) -> Any:
+    async def device(self) -> AsyncIterator[Oracle]:
         """The oracle, alone; its slot is the device."""
         async with self._slot:
             _, oracle = await self._helpers()
@@ -173,9 +175,9 @@ class Evaluation:
         start = time.monotonic()
         async with self.judge.device() as oracle:
             self.waited_s = time.monotonic() - start
-            verdict: dict[str, Any] = await oracle.judge(
-                self.reference, line.child, runner.child, line.left_s
-            )
+            begun = time.monotonic()
+            verdict = await oracle.judge(self.reference, line.child, runner.child, line.left_s)
+            verdict["detail"]["slot_s"] = round(time.monotonic() - begun, 3)
         return verdict
 
     async def _with_exit(self, verdict: dict[str, Any], child: Child) -> dict[str, Any]:

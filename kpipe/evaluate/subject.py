@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -35,12 +36,17 @@ class Subject:
 
     def __init__(self, pid: int, handle: int, runs: socket.socket, deadline: float) -> None:
         self.pid, self.handle, self.runs, self.deadline = pid, handle, runs, deadline
+        self._stat = -1
+        with contextlib.suppress(OSError):  # dead already: the first request will tell
+            self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(runs, select.POLLIN)
 
     def close(self) -> None:
         self.runs.close()
         os.close(self.handle)
+        if self._stat >= 0:
+            os.close(self._stat)
 
     def pin(self, core: int) -> None:
         """Move all its threads to one core; it cannot move back."""
@@ -85,13 +91,17 @@ class Subject:
             raise Gone(self) from None
 
     def _stopped(self) -> bool:
+        """From /proc/PID/stat, fields 3 and 20 of proc(5): the state's letter and the number of threads."""
         try:
-            states = {_state(self.pid, task) for task in os.listdir(f"/proc/{self.pid}/task")}
+            fields = os.pread(self._stat, 1024, 0).rpartition(b") ")[2].split()
+            states = {fields[0]}
+            if fields[0] == b"T" and fields[17] != b"1":
+                states = {_state(self.pid, task) for task in os.listdir(f"/proc/{self.pid}/task")}
         except OSError:
             raise Gone(self) from None
-        if states & {"Z", "X"}:
+        if states & {b"Z", b"X"}:
             raise Gone(self)
-        return states <= {"T", ""}
+        return states <= {b"T", b""}
 
     def _signal(self, number: signal.Signals) -> None:
         try:
@@ -105,10 +115,10 @@ class Subject:
             raise TooSlow(self)
 
 
-def _state(pid: int, task: str) -> str:
+def _state(pid: int, task: str) -> bytes:
     """Its letter as in ps, or nothing for a thread that has just ended."""
     try:
         with open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
-            return chr(file.read().rpartition(b") ")[2][0])
+            return file.read().rpartition(b") ")[2][:1]
     except (FileNotFoundError, ProcessLookupError):
-        return ""
+        return b""

@@ -43,9 +43,11 @@ def main(db_url: str, *, run_name: str | None = None, once: bool = False) -> Non
         find_toolchain()
         cache = BuildCache(cache_dir(config), config.cache_mb)
         ensure_runtime(cache, log.info)
-        asyncio.run(_main(db, config, cache, once))
+        interrupts = asyncio.run(_main(db, config, cache, once))
     finally:
         db.close()
+    if interrupts > 1:
+        os._exit(0)  # threads may still wait for compilers
 
 
 def read_config(db: Database, run_name: str | None) -> EvaluateConfig:
@@ -60,7 +62,8 @@ def read_config(db: Database, run_name: str | None) -> EvaluateConfig:
     return from_json(run.config).evaluate
 
 
-async def _main(db: Database, config: EvaluateConfig, cache: BuildCache, once: bool) -> None:
+async def _main(db: Database, config: EvaluateConfig, cache: BuildCache, once: bool) -> int:
+    """How often the worker was interrupted."""
     try:
         async with Judge(config, cache) as judge:
             if judge.sandbox == "none":
@@ -70,6 +73,7 @@ async def _main(db: Database, config: EvaluateConfig, cache: BuildCache, once: b
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, worker.interrupt)
             await worker.run(once=once)
+            return worker.interrupts
     except Broken as broken:
         raise EvaluatorError(
             f"The evaluator's processes do not start: {broken}.", "`kpipe doctor` shows what is missing."

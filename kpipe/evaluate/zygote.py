@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "1073741824",
     "MALLOC_MMAP_THRESHOLD_": "33554432",
     "MALLOC_TOP_PAD_": "134217728",
+    # and which physical pages a process happens to get decides up to 8 % where they are small
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 SYSTEM_FILES = (

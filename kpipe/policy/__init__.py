@@ -27,9 +27,9 @@ def prepare_base(config: Config, path: Path, progress: Callable[[float], None] |
     there already is kept. `progress` hears the finished share, 0 to 1. Raises PolicyError.
     """
     if config.policy.kind == "tiny":
-        from kpipe.policy import tiny
+        from kpipe.policy.tiny import ensure
 
-        return tiny.ensure(path, config, progress)
+        return ensure(path, config, progress)
     from kpipe.policy.local import link_base
 
     return link_base(path, config.policy)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 
-def encode(tokenizer: Any, prompt: str) -> list[int]:
-    """Token ids of the user message in the checkpoint's chat template, up to where the assistant begins."""
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+def encode(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each user message in the checkpoint's chat template, up to where the assistant begins."""
+    if not prompts:
+        return []
+    texts = tokenizer.apply_chat_template(
+        [[{"role": "user", "content": prompt}] for prompt in prompts],
+        add_generation_prompt=True,
+        tokenize=False,
     )
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
 def stop_ids(tokenizer: Any, config: Any) -> frozenset[int]:

@@ -61,7 +61,7 @@ def read_model(path: Path, dtype: str, device: torch.device | str = "cpu") -> An
             f"{path} holds no safetensors weights.",
             "kpipe reads no pickled weights: save the model with save_pretrained() of a recent transformers.",
         )
-    _quiet()
+    quiet()
     loader: Any = transformers.AutoModelForCausalLM
     try:
         model, loading = loader.from_pretrained(
@@ -121,8 +121,8 @@ def read_tokenizer(path: Path) -> Any:
     return tokenizer
 
 
-def _quiet() -> None:
-    """What is wrong with a checkpoint is said once, by the PolicyError."""
+def quiet() -> None:
+    """No bars or warnings: what is wrong with a checkpoint is said once, by the PolicyError."""
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,8 +25,7 @@ class LocalPolicy:
     """Implements `kpipe.policy.base.Policy`."""
 
     def __init__(self, config: PolicyConfig, path: Path, version: int = 0) -> None:
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         self.config = config
         self.path = path
         self.version = version
@@ -61,7 +61,7 @@ class LocalPolicy:
 
     def suggest(self, requests: Sequence[SuggestRequest]) -> list[Suggestion]:
         """One suggestion per request, in their order; a prompt over the limit gets none."""
-        prompts = [encode(self.tokenizer, request.prompt) for request in requests]
+        prompts = encode(self.tokenizer, [request.prompt for request in requests])
         limit = self._longest_prompt()
         said: dict[int, Suggestion] = {
             i: Suggestion("", prompt, [], [], "prompt_too_long", self._sampling_of(requests[i]))

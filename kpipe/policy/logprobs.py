@@ -83,7 +83,7 @@ def _predicting_states(
         for at in range(len(p) - 1, len(p) + len(c) - 1)
     ]
     states: Tensor = _decoder(model)(input_ids=padded, use_cache=False).last_hidden_state
-    return states.flatten(0, 1)[torch.tensor(flat, device=model.device)]
+    return states.flatten(0, 1).index_select(0, torch.tensor(flat, device=model.device))
 
 
 def _score(

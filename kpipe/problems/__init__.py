@@ -36,5 +36,7 @@ def builtin() -> tuple[Problem, ...]:
         split: Split = "heldout" if path.stem in HELDOUT else "train"
         source = path.read_text(encoding="utf-8")
         validate_source(source, path.name)
-        found.append(Problem(BUILTIN_SUITE, int(path.parent.name.removeprefix("level")), path.stem, split, source))
+        found.append(
+            Problem(BUILTIN_SUITE, int(path.parent.name.removeprefix("level")), path.stem, split, source)
+        )
     return tuple(found)

@@ -16,7 +16,9 @@ LARGEST = 1 << 20
 _LEVEL = re.compile(r"level[_-]?(\d+)", re.I)
 
 
-def load(where: str, *, suite: str | None = None, heldout_every: int = 0, split: Split = "train") -> list[Problem]:
+def load(
+    where: str, *, suite: str | None = None, heldout_every: int = 0, split: Split = "train"
+) -> list[Problem]:
     """Whatever `where` is: a path when there is one, else the id of a data set. Raises ProblemError.
 
     `heldout_every` N > 0 puts every N-th problem into the held-out split, the others into `split`.
@@ -24,7 +26,10 @@ def load(where: str, *, suite: str | None = None, heldout_every: int = 0, split:
     found = load_path(Path(where), suite) if Path(where).exists() else load_dataset(where, suite)
     if heldout_every <= 0:
         return [_with_split(p, split) for p in found]
-    return [_with_split(p, "heldout" if i % heldout_every == heldout_every - 1 else split) for i, p in enumerate(found)]
+    return [
+        _with_split(p, "heldout" if i % heldout_every == heldout_every - 1 else split)
+        for i, p in enumerate(found)
+    ]
 
 
 def load_path(path: Path, suite: str | None = None) -> list[Problem]:
@@ -39,7 +44,9 @@ def load_path(path: Path, suite: str | None = None) -> list[Problem]:
     levels = sorted(p for p in root.iterdir() if p.is_dir() and _LEVEL.fullmatch(p.name))
     files = [f for folder in levels or [root] for f in sorted(folder.glob("*.py"), key=_numbered)]
     if not files:
-        raise ProblemError(f"{path} holds no problems (*.py).", "Give a file, a folder of files, or a KernelBench checkout.")
+        raise ProblemError(
+            f"{path} holds no problems (*.py).", "Give a file, a folder of files, or a KernelBench checkout."
+        )
     return _unique([_from_file(f, suite or (KERNELBENCH if levels else root.name)) for f in files])
 
 
@@ -91,13 +98,17 @@ def _parquet_rows(paths: Iterable[Path]) -> Iterable[Mapping[str, Any]]:
     try:
         import pyarrow.parquet as pq
     except ImportError:
-        raise ProblemError("Parquet files need the package `pyarrow`.", "pip install 'kpipe[data]'.") from None
+        raise ProblemError(
+            "Parquet files need the package `pyarrow`.", "pip install 'kpipe[data]'."
+        ) from None
     rows: list[Mapping[str, Any]] = []
     for path in paths:
         try:
             rows += pq.read_table(path).to_pylist()
         except (OSError, ValueError) as error:
-            raise ProblemError(f"{path}: is not a Parquet file ({str(error)[:120]}).", "Check the file.") from None
+            raise ProblemError(
+                f"{path}: is not a Parquet file ({str(error)[:120]}).", "Check the file."
+            ) from None
     return rows
 
 
@@ -107,7 +118,8 @@ def _from_rows(rows: Iterable[Mapping[str, Any]], suite: str) -> list[Problem]:
         missing = [c for c in ("code", "level", "name") if row.get(c) is None]
         if missing:
             raise ProblemError(
-                f"Row {i} of {suite} has no column {', '.join(missing)}.", "Expected columns: code, level, name, problem_id."
+                f"Row {i} of {suite} has no column {', '.join(missing)}.",
+                "Expected columns: code, level, name, problem_id.",
             )
         name, source = str(row["name"]), row["code"]
         if not isinstance(source, str):
@@ -115,7 +127,9 @@ def _from_rows(rows: Iterable[Mapping[str, Any]], suite: str) -> list[Problem]:
         try:
             level = int(row["level"])
         except (TypeError, ValueError):
-            raise ProblemError(f"{name}: level {row['level']!r} is not a number.", "Expected 1, 2, 3 ...") from None
+            raise ProblemError(
+                f"{name}: level {row['level']!r} is not a number.", "Expected 1, 2, 3 ..."
+            ) from None
         validate_source(source, name)
         found.append(Problem(suite, level, name, "train", source))
     if not found:
@@ -128,6 +142,8 @@ def _unique(problems: list[Problem]) -> list[Problem]:
     seen: set[tuple[int, str]] = set()
     for p in problems:
         if (p.level, p.name) in seen:
-            raise ProblemError(f"{p.name}: two problems of level {p.level} have this name.", "Rename one of them.")
+            raise ProblemError(
+                f"{p.name}: two problems of level {p.level} have this name.", "Rename one of them."
+            )
         seen.add((p.level, p.name))
     return problems

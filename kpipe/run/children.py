@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ERROR_PREFIX = "Error: "
-RESTARTS = 5
-WINDOW_S = 60.0
-"""A child that dies more often than RESTARTS times in WINDOW_S is not restarted again."""
+CRASHES = 3
+WINDOW_S = 300.0
+"""A stage that ends with an error of its own more often than CRASHES times in WINDOW_S is not started again."""
 
 
 @dataclass
@@ -43,19 +43,26 @@ class Child:
 
     def _environment(self) -> Mapping[str, str]:
         cores = ",".join(str(c) for c in sorted(self.cores))
-        return {**os.environ, "KPIPE_SUPERVISOR": str(os.getpid()), "KPIPE_CPUS": cores, "PYTHONUNBUFFERED": "1"}
+        return {
+            **os.environ,
+            "KPIPE_SUPERVISOR": str(os.getpid()),
+            "KPIPE_CPUS": cores,
+            "PYTHONUNBUFFERED": "1",
+        }
 
     @property
     def exit_code(self) -> int | None:
         return self.process.poll() if self.process else None
 
     def may_restart(self) -> bool:
-        """Count a death; False when there were too many in a short time."""
+        """False when the stage crashed too often. One that was killed from outside is always started again."""
+        if self.exit_code is not None and self.exit_code < 0:
+            return True
         now = time.monotonic()
         self.deaths.append(now)
         while self.deaths and now - self.deaths[0] > WINDOW_S:
             self.deaths.popleft()
-        return len(self.deaths) <= RESTARTS
+        return len(self.deaths) <= CRASHES
 
     def send(self, number: signal.Signals) -> None:
         if self.process and self.process.poll() is None:

@@ -43,7 +43,9 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
         if self._live:
             self._live.stop()
 
@@ -76,16 +78,31 @@ class Progress:
     def _panel(self, step: int) -> Panel:
         facts = self.db.read(inspect.progress, self.run.id)
         head = Table.grid(padding=(0, 2))
-        head.add_row("update", f"{step} of {self.config.train.max_steps}", "elapsed", self._elapsed(), "left", self._left(step))
+        head.add_row(
+            "update",
+            f"{step} of {self.config.train.max_steps}",
+            "elapsed",
+            self._elapsed(),
+            "left",
+            self._left(step),
+        )
         stages = Table.grid(padding=(0, 2))
-        stages.add_row("collect", f"{facts['groups_open']} groups open, {facts['groups_complete']} complete, {facts['turns']} turns")
-        stages.add_row("evaluate", f"{facts['queued']} queued, {facts['running']} running, {facts['done']} done")
+        stages.add_row(
+            "collect",
+            f"{facts['groups_open']} groups open, {facts['groups_complete']} complete, {facts['turns']} turns",
+        )
+        stages.add_row(
+            "evaluate", f"{facts['queued']} queued, {facts['running']} running, {facts['done']} done"
+        )
         stages.add_row("train", _train_words(facts))
         rewards = [value for _, value in sorted(facts["reward_by_step"].items())]
         curve = Text(f"reward by update  {sparkline(rewards)}  {_number(facts.get('mean_reward'))}")
         best = ", ".join(f"{name} {speedup:.1f}x" for name, speedup in list(facts["best"].items())[:8])
         bar = ProgressBar(total=self.config.train.max_steps, completed=step, width=60)
-        return Panel(Group(head, bar, stages, curve, Text(f"best speedups     {best or '-'}")), title=f"kpipe run {self.run.name}")
+        return Panel(
+            Group(head, bar, stages, curve, Text(f"best speedups     {best or '-'}")),
+            title=f"kpipe run {self.run.name}",
+        )
 
     def _elapsed(self) -> str:
         return clock(time.monotonic() - self.started)

@@ -45,7 +45,10 @@ def _rises(reward_rise: Rise, speedup_rise: Rise | None, updates: int) -> Table:
     table = Table(title=f"first {n} and last {n} updates, 95 % intervals", title_justify="left")
     for heading in ("", "first", "last", "factor"):
         table.add_column(heading)
-    for name, r in (("mean reward per turn", reward_rise), ("mean best speedup per trajectory", speedup_rise)):
+    for name, r in (
+        ("mean reward per turn", reward_rise),
+        ("mean best speedup per trajectory", speedup_rise),
+    ):
         if r is not None:
             factor = f"x{r.factor:.2f}" if r.factor is not None else "-"
             table.add_row(name, _interval(r.first), _interval(r.last), factor)
@@ -76,7 +79,9 @@ def _suggestions(db: Database, run: Run, rewards: Mapping[int, Sequence[float]])
     table = Table(title="some suggestions", title_justify="left")
     table.add_column("of the first update")
     table.add_column("of the last update")
-    first, last = (db.read(inspect.sample_suggestions, run.id, step, 4) for step in (min(rewards), max(rewards)))
+    first, last = (
+        db.read(inspect.sample_suggestions, run.id, step, 4) for step in (min(rewards), max(rewards))
+    )
     for a, b in zip(first, last, strict=False):
         table.add_row(a, b)
     return table
@@ -87,7 +92,8 @@ def _next_steps(console: Console, db: Database, db_url: str, run: Run) -> None:
     if newest:
         console.print("final model:", os.path.relpath(newest.path), soft_wrap=True, highlight=False)
     path = db_url.removeprefix("sqlite:///")
-    shell = f'sqlite3 {path} "SELECT * FROM v_best"' if path != db_url else f'psql {db_url} -c "SELECT * FROM v_best"'
+    question = '"SELECT * FROM v_best"'
+    shell = f"sqlite3 {path} {question}" if path != db_url else f"psql {db_url} -c {question}"
     console.print("next:")
     for line in (
         f"  {shell}",

@@ -68,7 +68,12 @@ class Supervisor:
                 child.start()  # a stage that was told to stop by somebody else; the run is not over
                 continue
             self.db.write(
-                events.log, "stage_died", "run", self.run.id, "supervisor", {"stage": child.stage, "code": code}
+                events.log,
+                "stage_died",
+                "run",
+                self.run.id,
+                "supervisor",
+                {"stage": child.stage, "code": code},
             )
             if code == USER_ERROR or not child.may_restart():
                 raise StageFailed(child)

@@ -35,7 +35,8 @@ class Database:
     """One database, shared by all threads of a process. Not for use across a fork."""
 
     def __init__(self, name: str, writer: sa.Engine, reader: sa.Engine, gate: sqlite.Gate | None) -> None:
-        self.name = name
+        self.name = name  # as it was typed, without a password
+        self.path = gate.database if gate else None
         self.dialect = writer.dialect.name
         self._writer, self._reader, self._gate = writer, reader, gate
         self._writes = ThreadPoolExecutor(1 if gate else POSTGRES_WRITERS, "kpipe-store-write")
@@ -66,17 +67,19 @@ class Database:
         parsed = parse_url(url)
         if parsed.get_backend_name() == "postgresql":
             return cls(*_postgres(parsed))
-        path = Path(parsed.database or "")
-        sqlite.inspect_file(path, create=create)
-        with explained(str(path)):
+        name = parsed.database or ""
+        sqlite.inspect_file(Path(name), create=create)
+        path = Path(name).absolute()
+        with explained(name):
             gate = sqlite.Gate(path)
-            sqlite.set_up(path, gate, create=create)
-        return cls(str(path), sqlite.writer(path), sqlite.reader(path, READERS), gate)
+            sqlite.set_up(gate, create=create)
+        return cls(name, sqlite.writer(path), sqlite.reader(path, READERS), gate)
 
-    @property
-    def path(self) -> Path | None:
-        """The file, on SQLite."""
-        return Path(self.name) if self._gate else None
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def read(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn` in a transaction that sees one state and cannot write. Raises StoreError."""

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from kpipe.store.models import blob, coder_call
 from kpipe.store.records import CoderCall
-from kpipe.store.sql import clean, fetch_one, insert
+from kpipe.store.sql import fetch_one, insert
 
 _SUMS = ("tokens_in", "tokens_out", "usd", "seconds", "attempts")
 _ID = sa.select(coder_call.c.id).where(coder_call.c.key_sha == sa.bindparam("key"))
@@ -53,7 +53,7 @@ def record(conn: sa.Connection, call: CoderCall | None, addresses: dict[str, str
         "model": call.model,
         "request_sha": addresses[call.request],
         "reply_sha": None if call.reply is None else addresses[call.reply],
-        "error": None if call.error is None else clean(call.error),
+        "error": call.error,
         **{name: getattr(call, name) for name in _SUMS},
     }
     added: int | None = conn.execute(_upsert(conn.dialect.name), row).scalar_one_or_none()

@@ -20,12 +20,11 @@ from sqlalchemy import (
     MetaData,
     PrimaryKeyConstraint,
     Table,
-    Text,
     UniqueConstraint,
     text,
 )
 
-from kpipe.store.sql import Time, now
+from kpipe.store.sql import Text, Time, now
 
 ID = BigInteger().with_variant(Integer, "sqlite")
 

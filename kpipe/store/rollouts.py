@@ -1,7 +1,7 @@
 """Groups, trajectories and turns: the collector's side.
 
 A turn goes suggested -> evaluating -> settled, each step one transaction. Rows are always locked in the
-order blob, coder_call, evaluation, turn, trajectory, group, so that no two writers wait in a circle.
+order run, blob, coder_call, evaluation, turn, trajectory, group, so that no two writers wait in a circle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kpipe.store.models import (
 )
 from kpipe.store.models import tokens as tokens_table
 from kpipe.store.records import CoderCall, Group, StoredTurn, SuggestedTurn, Trajectory
-from kpipe.store.sql import add_if_new, after, clean, fetch, fetch_one, now, word
+from kpipe.store.sql import add_if_new, after, fetch, fetch_one, now, word
 from kpipe.store.verdicts import evaluations
 
 __all__ = [
@@ -177,7 +177,7 @@ def _insert_turn(conn: sa.Connection, s: SuggestedTurn, prompt_sha: str) -> int:
         "policy_version_id": s.policy_version_id,
         "prompt_sha": prompt_sha,
         "prompt_template": s.prompt_template,
-        "suggestion": clean(s.suggestion),
+        "suggestion": s.suggestion,
     }
     turn_id = add_if_new(conn, turn, row)
     if turn_id is None:

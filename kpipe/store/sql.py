@@ -15,8 +15,19 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 Time = sa.DateTime(timezone=True)
-
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+class Text(sa.TypeDecorator[str]):
+    """Text that is cleaned on its way in, so that nothing said by a model can fail a transaction."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return None if value is None else clean(value)
+
+
 _SQLITE_NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now'"
 
 
@@ -106,7 +117,7 @@ def _if_new(dialect: str, table: sa.Table) -> Any:
 
 def clean(text: str) -> str:
     """NUL and lone surrogates, which no database text can hold, become U+FFFD."""
-    return _UNSTORABLE.sub("\ufffd", text)
+    return text if text.isascii() and "\0" not in text else _UNSTORABLE.sub("\ufffd", text)
 
 
 def dump_json(value: Any) -> str:

@@ -56,7 +56,7 @@ class Gate:
     """
 
     def __init__(self, database: Path) -> None:
-        self._path = f"{database}-gate"
+        self.database = database
         self._file: int | None = None
         self._thread = threading.Lock()
 
@@ -64,7 +64,7 @@ class Gate:
     def __call__(self) -> Iterator[None]:
         with self._thread:
             if self._file is None:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._file = os.open(f"{self.database}-gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
                 yield
@@ -148,11 +148,12 @@ def connect(path: Path, *, mode: str = "rw") -> sqlite3.Connection:
     return raw
 
 
-def set_up(path: Path, gate: Gate, *, create: bool) -> None:
+def set_up(gate: Gate, *, create: bool) -> None:
     """Page size and write-ahead log, once in a file's life; somebody else's file is left as it is.
 
     Raises StoreError when the log does not take.
     """
+    path = gate.database
     with closing(connect(path, mode="rwc" if create else "rw")) as raw:
         if (mode := _journal_mode(raw)) != "wal":
             tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}

@@ -12,7 +12,7 @@ from sqlalchemy import bindparam
 from kpipe.domain.verdict import Finding, Outcome, Verdict
 from kpipe.store.models import baseline, blob, evaluation, finding
 from kpipe.store.records import EvaluationResult
-from kpipe.store.sql import clean, fetch, insert, now
+from kpipe.store.sql import fetch, insert, now
 
 COLUMNS = (
     *("outcome", "time_ms", "baseline_ms", "speedup", "speedup_low", "speedup_high"),
@@ -54,13 +54,7 @@ def _verdict(row: sa.RowMapping, findings: tuple[Finding, ...]) -> Verdict | Non
 
 def add_findings(conn: sa.Connection, job: int, findings: Sequence[Finding]) -> None:
     rows = [
-        {
-            "evaluation_id": job,
-            "rule": f.rule,
-            "severity": f.severity,
-            "line": f.line,
-            "message": clean(f.message),
-        }
+        {"evaluation_id": job, "rule": f.rule, "severity": f.severity, "line": f.line, "message": f.message}
         for f in findings
     ]
     if rows:

@@ -21,7 +21,7 @@ from kpipe.train.learner import Learner
 from kpipe.train.loss import correction_weights, grpo_loss, loss_denominator
 from kpipe.train.tally import Stopwatch, Tally
 
-PADDING_LIMIT = 0.05
+PADDING_LIMIT = 0.1
 """Share of padding in a micro-batch beyond which the next turn starts another one."""
 
 

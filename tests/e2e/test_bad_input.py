@@ -107,7 +107,9 @@ def test_configuration_mistakes(arguments: list[str], words: list[str], tmp_path
 def test_a_run_keeps_its_configuration(tmp_path: Path) -> None:
     no_tools = {"PATH": str(tmp_path)}
     kpipe("run", cwd=tmp_path, env=no_tools)
-    assert_refused(kpipe("run", "--set", "train.gamma=0.9", cwd=tmp_path, env=no_tools), "train.gamma", "--run")
+    assert_refused(
+        kpipe("run", "--set", "train.gamma=0.9", cwd=tmp_path, env=no_tools), "train.gamma", "--run"
+    )
 
 
 def test_no_compiler(tmp_path: Path) -> None:
@@ -124,8 +126,20 @@ def test_checkpoint_of_another_architecture(tmp_path: Path) -> None:
     assert_refused(stopped, "OPENAI_API_KEY")
 
     base = tmp_path / "other"
-    config = Qwen2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=64)
+    config = Qwen2Config(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=64
+    )
     Qwen2ForCausalLM(config).save_pretrained(base)
-    done = kpipe("run", "--run", "two", "--set", "policy.kind=local", "--set", f"policy.model={base}", *small[2:], cwd=tmp_path)
+    done = kpipe(
+        "run",
+        "--run",
+        "two",
+        "--set",
+        "policy.kind=local",
+        "--set",
+        f"policy.model={base}",
+        *small[2:],
+        cwd=tmp_path,
+    )
     assert_refused(done, "tokenizer")
     shutil.rmtree(base)

@@ -18,7 +18,7 @@ from kpipe.config import Config
 from kpipe.domain.harness import HARNESS
 from kpipe.domain.problem import Problem
 from kpipe.domain.verdict import Outcome
-from kpipe.store import blobs, catalog, queue, runs
+from kpipe.store import blobs, catalog, queue, runs, verdicts
 from kpipe.store.database import Database
 from kpipe.store.records import EvaluationResult
 
@@ -54,7 +54,7 @@ class Bench:
         return worker
 
     def results(self, ids: list[int]) -> dict[int, EvaluationResult]:
-        return self.db.read(queue.evaluations, ids)
+        return self.db.read(verdicts.evaluations, ids)
 
     def running(self, ids: list[int]) -> bool:
         return any(result.state == "running" for result in self.results(ids).values())

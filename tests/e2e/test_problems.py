@@ -12,7 +12,11 @@ from sample_problem import GOOD
 
 def kpipe(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kpipe", "problems", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "kpipe", "problems", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -20,7 +24,9 @@ def test_add_list_show(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "relu.py").write_text(GOOD)
     assert "1 problems added to suite 'mine'" in kpipe("add", "mine", cwd=tmp_path).stdout
-    assert "0 problems added to suite 'mine', 1 were there already" in kpipe("add", "mine", cwd=tmp_path).stdout
+    assert (
+        "0 problems added to suite 'mine', 1 were there already" in kpipe("add", "mine", cwd=tmp_path).stdout
+    )
     listed = json.loads(kpipe("list", "--json", cwd=tmp_path).stdout)
     assert {"suite": "mine", "level": 1, "name": "relu", "split": "train", "lines": 12} in listed
     assert kpipe("show", "relu", cwd=tmp_path).stdout.strip() == GOOD.strip()

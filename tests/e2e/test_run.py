@@ -91,13 +91,17 @@ def assert_complete(directory: Path) -> None:
     assert scalar(directory, "SELECT count(*) FROM rollout_group") == STEPS * GROUPS
     assert scalar(directory, "SELECT count(*) FROM turn") == STEPS * GROUPS * SIZE * TURNS
     assert scalar(directory, "SELECT count(*) FROM train_sample") == STEPS * GROUPS * SIZE * TURNS
-    assert scalar(directory, "SELECT count(DISTINCT turn_id) FROM train_sample") == STEPS * GROUPS * SIZE * TURNS
+    assert (
+        scalar(directory, "SELECT count(DISTINCT turn_id) FROM train_sample") == STEPS * GROUPS * SIZE * TURNS
+    )
     done = subprocess.run(command("db", "verify"), cwd=directory, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_run_ends_with_a_summary_and_resumes(tmp_path: Path, build_cache: Path) -> None:
-    first = subprocess.run(run_command(build_cache), cwd=tmp_path, capture_output=True, text=True, check=False)
+    first = subprocess.run(
+        run_command(build_cache), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert first.returncode == 0, first.stdout + first.stderr
     assert "mean reward per turn" in first.stdout
     assert "too few to say" in first.stdout
@@ -107,7 +111,9 @@ def test_run_ends_with_a_summary_and_resumes(tmp_path: Path, build_cache: Path) 
     model = query(tmp_path, "SELECT path FROM policy_version ORDER BY step DESC LIMIT 1")[0][0]
     assert json.loads((Path(model) / "config.json").read_text())["model_type"] == "qwen2"
 
-    again = subprocess.run(run_command(build_cache), cwd=tmp_path, capture_output=True, text=True, check=False)
+    again = subprocess.run(
+        run_command(build_cache), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert again.returncode == 0
     assert "is finished" in again.stdout
     assert_complete(tmp_path)
@@ -136,7 +142,9 @@ def test_interrupt_drains_and_the_same_command_goes_on(
     assert started.returncode == 130, output
     assert "The same command resumes" in output
     assert scalar(tmp_path, "SELECT count(*) FROM train_step") < STEPS
-    again = subprocess.run(run_command(build_cache), cwd=tmp_path, capture_output=True, text=True, check=False)
+    again = subprocess.run(
+        run_command(build_cache), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert again.returncode == 0, again.stdout + again.stderr
     assert "Resuming run" in again.stdout
     assert_complete(tmp_path)
@@ -151,6 +159,10 @@ def test_killing_the_supervisor_stops_its_stages(started: subprocess.Popen[str],
     alive = [p for p in pids if p]
     assert len(alive) == 3
     while alive and time.monotonic() < deadline:
-        alive = [p for p in alive if Path(f"/proc/{p}/cmdline").exists() and Path(f"/proc/{p}/cmdline").read_bytes()]
+        alive = [
+            p
+            for p in alive
+            if Path(f"/proc/{p}/cmdline").exists() and Path(f"/proc/{p}/cmdline").read_bytes()
+        ]
         time.sleep(0.1)
     assert not alive

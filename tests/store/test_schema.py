@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,14 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.script import ScriptDirectory
 from store.processes import race
+from store.store_world import World
 
+from kpipe.assets import asset
 from kpipe.errors import SchemaError
 from kpipe.store import migrate, schema
 from kpipe.store.database import Database
 from kpipe.store.models import metadata
+from kpipe.store.verify import verify
 
 RACERS = 8
 
@@ -159,6 +163,40 @@ def test_an_upgrade_that_fails_leaves_everything(empty_url: str, monkeypatch: py
     assert db.upgrade() is True
     assert db.check()
     db.close()
+
+
+SECOND = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002_rebuilds_a_parent"
+down_revision = "0001_initial"
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("run", recreate="auto") as run:
+        run.add_column(sa.Column("note", sa.Text()))
+        run.alter_column("seed", nullable=True)
+"""
+
+
+def test_an_upgrade_of_a_database_in_use_loses_nothing(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite rebuilds the table that everything hangs on: with foreign keys on, it could not be dropped."""
+    World.make(database).complete_group()
+    before = database.read(verify)
+    shutil.copytree(asset("migrations"), tmp_path / "migrations")
+    (tmp_path / "migrations" / "versions" / "0002_rebuilds_a_parent.py").write_text(SECOND)
+    monkeypatch.setattr(migrate, "asset", lambda name: tmp_path / name)
+    monkeypatch.setattr(schema, "revisions", lambda: ("0001_initial", "0002_rebuilds_a_parent"))
+    with pytest.raises(SchemaError, match="older"):
+        schema.check_current(database.read(schema.current))
+    assert database.upgrade() is True
+    assert database.read(schema.current) == "0002_rebuilds_a_parent"
+    assert database.read(verify) == before
+    assert database.read(lambda conn: conn.execute(sa.text("SELECT turns FROM v_run")).scalar_one()) == 4
+    World.make(database, "second").complete_group()
 
 
 def test_every_table_has_a_name_for_every_constraint() -> None:

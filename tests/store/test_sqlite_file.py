@@ -89,6 +89,18 @@ def test_names_with_strange_characters(tmp_path: Path) -> None:
     assert path.exists()
 
 
+def test_another_working_directory_is_no_other_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Database.open("sqlite:///kpipe.db", create=True) as db:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        db.write(blobs.put, "text")
+        assert db.name == "kpipe.db"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
     """A directory, and no rights over what others own, whoever runs the tests."""

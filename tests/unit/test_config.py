@@ -28,7 +28,6 @@ def test_without_anything_the_embedded_preset_holds() -> None:
     got = loaded()
     assert got.config.policy.kind == "tiny"
     assert got.config.coder.kind == "builtin"
-    assert got.config.train.batch_size == 64
     assert got.origin["train.batch_size"] == "preset embedded (default)"
     assert got.origin["train.weight_decay"] == "default"
     assert set(got.origin) == set(keys())
@@ -131,6 +130,8 @@ def test_values_on_the_command_line(text: str, key: str, value: object) -> None:
         ("train.learning_rate=nan", ["finite"]),
         ("train.gamma=1.5", ["train.gamma = 1.5", "less than or equal to 1"]),
         ("train.advantage=grop", ["train.advantage = 'grop'", "'grpo'"]),
+        ("policy.prompt=sede", ["policy.prompt = 'sede'", "Did you mean seed?"]),
+        ("policy.prompt=../presets/seed", ["no such template"]),
         ("policy.model=1", ["policy.model = 1", "string"]),
         ("problems.levels=1", ["problems.levels = 1", "list"]),
         ("problems.levels=['a']", ["problems.levels = 'a'", "integer"]),
@@ -190,9 +191,9 @@ def test_unknown_preset(tmp_path: Path) -> None:
 
 
 def test_batch_size_is_that_of_the_groups() -> None:
-    assert "train.batch_size=32" in refused("collect.group_size=4", preset="embedded")
+    assert "train.batch_size=32" in refused("collect.group_size=8", preset="seed")
     assert "train.batch_size = 7 (--set)" in refused("train.batch_size=7")
-    assert loaded("collect.group_size=4", "train.batch_size=32").config.train.batch_size == 32
+    assert loaded("collect.group_size=8", "train.batch_size=32", preset="seed").config.train.batch_size == 32
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,10 @@ def test_a_broken_kernel_is_mended_first() -> None:
 
 def test_rivals_replace_each_other() -> None:
     kernel = render("gelu", ["fuse", "poly"])
-    assert transformations(ask("gelu", kernel, "A crude estimate will do.", Outcome.CORRECT)) == ("fuse", "approx")
+    assert transformations(ask("gelu", kernel, "A crude estimate will do.", Outcome.CORRECT)) == (
+        "fuse",
+        "approx",
+    )
     assert transformations(ask("gelu", kernel, "Compile with -O0.", Outcome.CORRECT)) == ("naive",)
     assert transformations(ask("gelu", render("gelu", ["naive"]), "Fuse it.", Outcome.CORRECT)) == ("fuse",)
 
@@ -105,7 +108,9 @@ def cache(build_cache: Path) -> BuildCache:
     return BuildCache(build_cache, 2048)
 
 
-def run(name: str, applied: Sequence[str], cache: BuildCache, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any] | str:
+def run(
+    name: str, applied: Sequence[str], cache: BuildCache, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, Any] | str:
     """Output of the kernel and of the reference, or the compiler's log."""
     log = ""
 

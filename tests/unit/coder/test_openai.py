@@ -140,6 +140,14 @@ async def test_an_answer_is_bought_once_for_ever(
     assert len(server.requests) == 2
 
 
+async def test_a_stored_failure_is_no_answer(server: Loopback, coder_for: MakeCoder) -> None:
+    async def lookup(key: str) -> CoderCall | None:
+        return CoderCall(key, "gpt-4o", "{}", code_reply(OTHER), "cut off", 1, 1, 0.1, 1.0, 1)
+
+    assert (await coder_for(lookup).implement(request())).kernel == KERNEL
+    assert len(server.requests) == 1
+
+
 async def test_the_key_is_all_that_determines_the_answer(server: Loopback, coder_for: MakeCoder) -> None:
     server.models = ("gpt-4o", "gpt-4o-mini")
 

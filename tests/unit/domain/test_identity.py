@@ -144,6 +144,7 @@ def test_strings_that_are_no_cpp_are_compared_as_they_are() -> None:
     assert not same_code("x = 'a//b'", "x = 'a//c'")
     assert not same_code("x = 'a  b'", "x = 'a b'")
     assert not same_code("x = f'a; // {y}\\n z;'", "x = f'a; {y}\\n z;'")
+    assert not same_code("x = f'a; int{y}'", "x = f'a; int {y}'")
     assert not same_code("x = 1", "x = True")
 
 

@@ -102,6 +102,14 @@ async def test_modules_that_do_not_load(judge: Judge, kernel: str, outcome: Outc
     assert words in verdict.log
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.2])
+async def test_a_kernel_may_end_at_any_time(judge: Judge, seconds: float) -> None:
+    bomb = f"import os, threading\nthreading.Timer({seconds}, os._exit, [0]).start()\n"
+    verdict = await judge.judge(source("reference"), bomb + source("endless"))
+    assert verdict.outcome is Outcome.CRASH, verdict
+    assert verdict.detail["exit_code"] == 0
+
+
 async def test_a_flood_of_prints_costs_nothing_but_time(judge: Judge) -> None:
     verdict = await verdict_on(judge, "prints")
     assert verdict.outcome is Outcome.CORRECT

@@ -8,6 +8,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+torch.set_num_threads(1)
+"""Threads that wait for each other crawl where other tests want the same cores."""
+
 CHAT = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
     "{{ '<|im_end|>\n' }}{% endfor %}"

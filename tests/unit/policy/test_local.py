@@ -13,7 +13,7 @@ from kpipe.policy import SuggestRequest, digest, local, open_policy, prepare_bas
 from kpipe.policy.logprobs import completion_logprobs
 
 Checkpoint = Callable[..., Path]
-SETTINGS = PolicyConfig(kind="local", device="cpu", max_new_tokens=10)
+SETTINGS = PolicyConfig(kind="local", device="cpu", max_new_tokens=10, threads=1)
 REQUESTS = [SuggestRequest(text, seed) for seed, text in enumerate(["a", "tile it", "a", "b" * 70])]
 
 

@@ -12,6 +12,7 @@ from sample_problem import GOOD
 from kpipe import problems
 from kpipe.errors import ProblemError
 
+
 def module(source: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {}
     exec(compile(source, "problem", "exec"), namespace)

@@ -92,6 +92,19 @@ def test_one_step_is_one_adamw_step_on_the_loss() -> None:
     torch.testing.assert_close(parameters(who), parameters(plain), rtol=0, atol=NEAR)
 
 
+def test_kl_is_taken_to_the_reference_not_to_the_start_of_the_update() -> None:
+    config = settings(ppo_epochs=1, mini_batch_size=ROWS, gradient_accumulation_steps=1, kl_beta=0.1)
+    batch, who = rows(), learner(config)
+    who.model.load_state_dict(tiny_model(seed=1).state_dict())
+    values = []
+    for r in batch:
+        ours, _, _ = who.logprobs(who.model, [r.prompt], [r.completion], 1.0, entropy=False)
+        d = torch.tensor(r.behaviour) - ours[0].detach()
+        values += (d.exp() - 1 - d).tolist()
+    _, learned = updated(config, batch, by=who)
+    assert learned.metrics["kl"] == pytest.approx(sum(values) / len(values), rel=1e-4)
+
+
 def test_it_raises_what_was_good_and_lowers_what_was_bad() -> None:
     config = settings(kl_beta=0.0, ppo_epochs=4, learning_rate=3e-3)
     batch = rows(advantages=[1.0, -1.0] * (ROWS // 2))

@@ -1,0 +1,1 @@
+"""Stand-ins for torch's C++ headers, and the library behind them."""
