@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -84,10 +85,8 @@ def _read_rest(out: int) -> bytes:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """The whole group; the leader is not reaped before, so its number cannot belong to somebody else."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
 
 

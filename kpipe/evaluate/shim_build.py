@@ -183,7 +183,7 @@ def _definitions(request: BuildRequest) -> list[str]:
 def _headers(full: bool, cuda: Cuda | None, home: Path, t: Toolchain) -> list[str]:
     flags = ["-DKPIPE_SHIM_FULL"] if full else []
     flags += ["-isystem", str(home / "include"), "-isystem", str(t.shim_dir / "include")]
-    return [*flags, "-DKPIPE_SHIM_CUDA", "-isystem", str(cuda.home / "include")] if cuda else flags
+    return [*flags, "-isystem", str(cuda.home / "include")] if cuda else flags
 
 
 def _precompiled(full: bool, flags: list[str], t: Toolchain, cache: BuildCache) -> Path:

@@ -39,14 +39,18 @@ class CheckpointFolder:
     def locked(self) -> Iterator[None]:
         """One trainer at a time; a killed one leaves no lock behind. Raises TrainError."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / _LOCK).open("w") as lock:
+        with (self.root / _LOCK).open("a+", encoding="ascii") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
+                lock.seek(0)
                 raise TrainError(
-                    f"Another trainer is writing checkpoints to {self.root}.",
-                    "Stop it first, or wait until it is done; `kpipe ps` lists the stages that run.",
+                    f"Another trainer (process {lock.read().strip() or '?'}) is writing to {self.root}.",
+                    "Stop it first, or wait until it is done.",
                 ) from None
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
             yield
 
     def begin(self, step: int) -> Path:

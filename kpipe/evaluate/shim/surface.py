@@ -139,14 +139,22 @@ def write(torch_include: Path, folder: Path) -> None:
     (folder / "kpipe_shim_torch.inc").write_text(using)
     (folder / "kpipe_shim_definitions.inc").write_text("\n".join(o.definition() for o in made) + "\n")
     (folder / "kpipe_shim_dispatch.inc").write_text(_dispatch_macros(torch_include))
-    own = [f"ATen/ops/{name.rstrip('_')}.h" for name in names()["function"]]
-    roots = (torch_include / "torch/csrc/api/include", torch_include)
-    listed = [header for line in _lines("headers.txt") for header in line.split()]
-    for header in dict.fromkeys((*listed, *own)):
-        if any((root / header).exists() for root in roots):
+    for header, shim in _stand_ins().items():
+        if any(
+            (root / header).exists() for root in (torch_include / "torch/csrc/api/include", torch_include)
+        ):
             (folder / header).parent.mkdir(parents=True, exist_ok=True)
-            (folder / header).write_text("#include <kpipe_shim.h>\n")
+            (folder / header).write_text(f"#include <{shim}>\n")
     (folder / "torch/headeronly").symlink_to(torch_include / "torch/headeronly")
+
+
+def _stand_ins() -> dict[str, str]:
+    """Header of torch to the header of the shim that stands in for it."""
+    found = {f"ATen/ops/{name.rstrip('_')}.h": "kpipe_shim.h" for name in names()["function"]}
+    for line in _lines("headers.txt"):
+        shim, _, listed = line.partition(":")
+        found |= dict.fromkeys(listed.split(), shim)
+    return found
 
 
 def _lines(table: str) -> list[str]:

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,8 @@ def test_prune_forgives_what_is_gone(folder: CheckpointFolder) -> None:
 
 def test_a_second_trainer_is_refused_and_the_lock_dies_with_its_holder(folder: CheckpointFolder) -> None:
     other = CheckpointFolder(str(folder.root.parent), "run")
-    with folder.locked(), pytest.raises(TrainError, match="Another trainer"), other.locked():
+    mine = rf"Another trainer \(process {os.getpid()}\)"
+    with folder.locked(), pytest.raises(TrainError, match=mine), other.locked():
         pass
     with other.locked():
         pass

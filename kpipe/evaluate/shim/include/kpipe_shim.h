@@ -2,31 +2,55 @@
 // of a second. The definitions are in the runtime library, which was built once against the real headers.
 // What is not here does not compile, and then the stock build decides.
 //
-// KPIPE_SHIM_FULL also brings the parts of the standard library that are slow to compile, and half-precision types.
+// KPIPE_SHIM_FULL also brings half-precision types and the rest of what torch/extension.h includes of the standard
+// library: slow to compile. What torch/extension.h does not include is not here either, <cfloat> for example.
 #ifndef KPIPE_SHIM_H
 #define KPIPE_SHIM_H
 #include <cstddef>
 #ifdef KPIPE_SHIM_FULL
+#include <atomic>
+#include <bit>
+#include <bitset>
+#include <cerrno>
+#include <chrono>
+#include <cinttypes>
 #include <complex>
+#include <concepts>
+#include <condition_variable>
+#include <ctime>
+#include <cwchar>
 #include <deque>
-#include <fstream>
+#include <exception>
+#include <forward_list>
+#include <functional>
 #include <iomanip>
 #include <iostream>
 #include <iterator>
 #include <list>
+#include <locale>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <random>
+#include <numbers>
+#include <queue>
+#include <ranges>
+#include <ratio>
 #include <set>
+#include <span>
 #include <sstream>
+#include <stack>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
+#include <typeindex>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
+#include <valarray>
 #include <variant>
+#include <unistd.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 #else
@@ -68,7 +92,4 @@ constexpr auto kUInt8 = at::kByte, kInt8 = at::kChar, kInt16 = at::kShort, kInt3
 constexpr auto kU8 = kUInt8, kI8 = kInt8, kI16 = kInt16, kI32 = kInt32, kI64 = kInt64, kF16 = kFloat16, kF32 = kFloat32,
                kF64 = kFloat64;
 }
-#if defined(__CUDACC__) || defined(KPIPE_SHIM_CUDA)
-#include <kpipe_shim_cuda.h>
-#endif
 #endif

@@ -12,6 +12,12 @@ struct Place {
 };
 enum class ErrorKind : int8_t { Error, Index, Value, Type, NotImplemented };
 
+#ifdef KPIPE_SHIM_FULL
+template <class T, class = void> struct Streams : std::false_type {};
+template <class T>
+struct Streams<T, std::void_t<decltype(std::declval<std::ostream&>() << std::declval<const T&>())>> : std::true_type {};
+#endif
+
 class Message {  // what is put together when a check has failed
   void* text_;
   void add(const char*, size_t);
@@ -48,7 +54,7 @@ class Message {  // what is put together when a check has failed
     else if constexpr (std::is_convertible_v<const T&, std::string>) {
       const std::string& s = v;
       add(s.data(), s.size());
-    } else if constexpr (requires(std::ostream& s) { s << v; }) {
+    } else if constexpr (Streams<T>::value) {
       std::ostringstream stream;
       stream << v;
       put(stream.str());

@@ -4,7 +4,6 @@
 #pragma once
 #include <algorithm>
 #include <array>
-#include <cfloat>
 #include <climits>
 #include <cmath>
 #include <cstddef>

@@ -14,8 +14,7 @@ template <class T> struct Convert;
 #define KPIPE_SHIM_CONVERTED(_)                                                                                        \
   _(bool, "bool") _(signed char, "int") _(unsigned char, "int") _(short, "int") _(unsigned short, "int") _(int, "int") \
   _(unsigned int, "int") _(long, "int") _(unsigned long, "int") _(long long, "int") _(unsigned long long, "int")       \
-  _(float, "float") _(double, "float") _(Tensor, "torch.Tensor") _(ScalarType, "torch.dtype") _(Device, "torch.device") \
-  _(Scalar, "Number")
+  _(float, "float") _(double, "float") _(Tensor, "torch.Tensor") _(ScalarType, "torch.dtype") _(Device, "torch.device")
 #define KPIPE_SHIM_CONVERT(type, shown)   \
   template <> struct Convert<type> {      \
     static bool load(PyObject*, type&);   \

@@ -200,6 +200,7 @@ class NoGradGuard {
   NoGradGuard(const NoGradGuard&) = delete;
 };
 
+std::optional<Device> device_of(const Tensor&);
 int get_num_threads();
 template <class F> void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (begin >= end) return;
