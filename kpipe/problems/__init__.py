@@ -20,6 +20,7 @@ HELDOUT = frozenset(
         "l2_norm",
         "log_softmax",
         "matmul_swish",
+        "mlp",
         "mse_loss",
         "running_mean",
         "softmax",

@@ -11,7 +11,7 @@ from kpipe import problems
 from kpipe.coder.base import CoderReply, CoderRequest
 from kpipe.coder.builtin.catalogue import REWRITES
 from kpipe.coder.builtin.module import ordered, render
-from kpipe.coder.builtin.specs import SPECS, applicable
+from kpipe.coder.builtin.specs import SPECS
 from kpipe.coder.builtin.words import strategy_in
 from kpipe.domain.problem import Problem
 from kpipe.domain.prompt import applied
@@ -43,15 +43,25 @@ def rewrite(request: CoderRequest) -> str:
     """The new kernel; the old one as it is when the suggestion names nothing that would change it.
 
     A kernel that is known to be broken is mended first, as a programmer who is shown the error would do:
-    what was applied last goes.
+    the last of its transformations goes.
     """
     name, strategy = request.problem.name, strategy_in(request.suggestion)
     done = transformations(request.kernel)
-    if strategy is None or strategy in done or strategy not in applicable(SPECS[name]):
+    if strategy is None or strategy in done:
         return request.kernel
-    sound = done if request.outcome in SOUND else done[:-1]
-    planned = {strategy} if strategy in REWRITES else effective(name, {*sound, strategy} - REWRITES.keys())
-    return render(name, planned) if planned != set(done) else request.kernel
+    kept = done if request.outcome in SOUND else done[:-1]
+    planned = plan(name, kept, strategy)
+    return render(name, planned) if planned not in (set(), set(done)) else request.kernel
+
+
+def plan(problem_name: str, done: Collection[str], strategy: str) -> set[str]:
+    """What a kernel consists of when `strategy` has been applied to one that consists of `done`."""
+    if strategy in REWRITES:
+        return effective(problem_name, {strategy})
+    improvements = set(done) - REWRITES.keys()
+    if strategy in SPECS[problem_name].family.improvements:
+        improvements.add(strategy)
+    return effective(problem_name, improvements)
 
 
 def transformations(kernel: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterable
-from textwrap import indent
+from functools import cache
 
 from kpipe import problems
 from kpipe.coder.builtin.catalogue import TRANSFORMATIONS
@@ -67,6 +67,7 @@ def _cpp(spec: Spec, plan: Plan, tensors: tuple[str, ...]) -> str:
     return "\n".join(part for part in ("#include <torch/extension.h>\n", needed(plan, body), body) if part)
 
 
+@cache
 def _reference_parts(problem_name: str) -> tuple[str, str]:
     """The reference's constructor, as it stands there, and the arguments of its forward()."""
     source = next(p.source for p in problems.builtin() if p.name == problem_name)

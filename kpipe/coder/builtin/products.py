@@ -1,4 +1,4 @@
-"""Matrix products, and kernels around them: one with an epilogue, and small recurrent networks."""
+"""Matrix products, and kernels that go on with their result."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from kpipe.coder.builtin.text import Code
 
 TILE_ROWS, TILE_COLUMNS = 4, 32
 TERMS = 4
+PRODUCT = frozenset({"fuse", "simd", "tile", "interchange", "library"})
 
 
-def multiply(code: Code, plan: Plan, a: str, b: str, out: str, sizes: tuple[str, str, str], *, add: bool = False) -> None:
+def multiply(
+    code: Code, plan: Plan, a: str, b: str, out: str, sizes: tuple[str, str, str], *, add: bool = False
+) -> None:
     """out[n, m] = a[n, k] b[k, m], or += with `add`; row-major pointers, `sizes` = (n, k, m)."""
     n, k, m = sizes
     if plan.has("tile"):
@@ -35,7 +38,9 @@ def _row_by_row(code: Code, plan: Plan, b: str, k: str, m: str) -> None:
     terms = TERMS if plan.has("unroll") else 1
     with code.loop("p", k, step=str(terms) if terms > 1 else ""):
         code.add(f"const float* br = {b} + p * {m};")
-        sum_ = " + ".join(f"ar[p{f' + {u}' if u else ''}] * br[{f'{u} * {m} + ' if u else ''}j]" for u in range(terms))
+        sum_ = " + ".join(
+            f"ar[p{f' + {u}' if u else ''}] * br[{f'{u} * {m} + ' if u else ''}j]" for u in range(terms)
+        )
         with code.loop("j", m, pragma=plan.simd()):
             code.add(f"row[j] += {sum_};")
 
@@ -53,7 +58,9 @@ def _dot(code: Code, plan: Plan, b: str, k: str, m: str) -> None:
     code.add("float sum = " + " + ".join(f"part[{u}]" for u in range(TERMS)) + ";")
 
 
-def _tiled(code: Code, plan: Plan, a: str, b: str, out: str, sizes: tuple[str, str, str], *, add: bool) -> None:
+def _tiled(
+    code: Code, plan: Plan, a: str, b: str, out: str, sizes: tuple[str, str, str], *, add: bool
+) -> None:
     """Blocks of the output stay in registers while p runs."""
     n, k, m = sizes
     with code.loop("i", n, step=str(TILE_ROWS)), code.loop("j", m, step=str(TILE_COLUMNS)):
@@ -75,7 +82,7 @@ class MatmulEpilogue:
 
     steps: tuple[str, ...]
     columns: tuple[str, ...] = ()
-    improvements: frozenset[str] = frozenset({"fuse", "simd", "tile", "interchange", "library", "wide"})
+    improvements: frozenset[str] = PRODUCT
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -96,59 +103,3 @@ class MatmulEpilogue:
                 code.add("float* yr = y + i * m;")
                 with code.loop("j", "m", pragma=plan.simd()):
                     code.add("float v = yr[j];", *(f"v = {step};" for step in steps), "yr[j] = v;")
-
-
-@dataclass(frozen=True)
-class Recurrent:
-    """h = tanh(x[s] w + h u) over the steps s of x[t, n, d]; Y is the last h[n, q].
-
-    With `gated`: h = h + z * (c - h), where c is that tanh and z the sigmoid of another such pair of products.
-    """
-
-    gated: bool = False
-    improvements: frozenset[str] = frozenset({"fuse", "simd", "unroll", "interchange", "poly"})
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return ("x", "w", "u", "wz", "uz") if self.gated else ("x", "w", "u")
-
-    def write(self, code: Code, plan: Plan) -> None:
-        code.add(f"int64_t t = {plan.rows('X.size(0)')}, n = X.size(1), d = X.size(2), q = U.size(0);")
-        code.add("auto Y = torch::zeros({n, q}, X.options());", "float* y = Y.data_ptr<float>();")
-        for name in ("c", "z") if self.gated else ("c",):
-            self._buffer(code, plan, name)
-        with code.loop("s", "t"):
-            code.add("const float* xs = x + s * n * d;")
-            self._sum_of_products(code, plan, "c", "w", "u")
-            if self.gated:
-                self._sum_of_products(code, plan, "z", "wz", "uz")
-            self._update(code, plan)
-
-    def _buffer(self, code: Code, plan: Plan, name: str) -> None:
-        for each in (name,) if plan.has("fuse") else (name, f"{name}_more"):
-            code.add(f"auto {each.upper()} = torch::empty({{n, q}}, X.options());")
-            code.add(f"float* {each} = {each.upper()}.data_ptr<float>();")
-
-    def _sum_of_products(self, code: Code, plan: Plan, out: str, w: str, u: str) -> None:
-        multiply(code, plan, "xs", w, out, ("n", "d", "q"))
-        if plan.has("fuse"):
-            multiply(code, plan, "y", u, out, ("n", "q", "q"), add=True)
-            return
-        multiply(code, plan, "y", u, f"{out}_more", ("n", "q", "q"))
-        self._each(code, plan, f"{out}[e] = {out}[e] + {out}_more[e];")
-
-    def _update(self, code: Code, plan: Plan) -> None:
-        steps = ["c[e] = hyperbolic_tangent(c[e]);"]
-        if self.gated:
-            steps += ["z[e] = sigmoid(z[e]);", "c[e] = z[e] * (c[e] - y[e]);", "y[e] = y[e] + c[e];"]
-        else:
-            steps.append("y[e] = c[e];")
-        if plan.has("fuse"):
-            self._each(code, plan, *steps)
-        else:
-            for step in steps:
-                self._each(code, plan, step)
-
-    def _each(self, code: Code, plan: Plan, *statements: str) -> None:
-        with code.loop("e", "n * q", pragma=plan.simd()):
-            code.add(*statements)

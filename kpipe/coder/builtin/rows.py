@@ -41,7 +41,9 @@ def highest(code: Code, plan: Plan) -> None:
     code.add(f"float tops[{LANES}];", f"for (int k = 0; k < {LANES}; k++) tops[k] = xr[k];")
     with code.loop("j", "m", step=str(LANES)), code.loop("k", str(LANES), pragma=plan.simd()):
         code.add("tops[k] = xr[j + k] > tops[k] ? xr[j + k] : tops[k];")
-    code.add("float top = tops[0];", f"for (int k = 1; k < {LANES}; k++) top = tops[k] > top ? tops[k] : top;")
+    code.add(
+        "float top = tops[0];", f"for (int k = 1; k < {LANES}; k++) top = tops[k] > top ? tops[k] : top;"
+    )
 
 
 def start(code: Code, plan: Plan) -> None:

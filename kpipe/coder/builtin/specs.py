@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from kpipe.coder.builtin.elementwise import TRANSCENDENTAL, Elementwise
 from kpipe.coder.builtin.family import Family
 from kpipe.coder.builtin.losses import MeanLoss
-from kpipe.coder.builtin.products import MatmulEpilogue, Recurrent
+from kpipe.coder.builtin.networks import FeedForward, Recurrent
+from kpipe.coder.builtin.products import PRODUCT, MatmulEpilogue
 from kpipe.coder.builtin.rows import ResidualNorm, Softmax, UnitRows
 from kpipe.coder.builtin.strided import ChannelRms, RowScan
 
@@ -18,7 +19,6 @@ class Spec:
 
     family: Family
     call: tuple[str, ...] = ("x",)
-    approximate: bool = True
 
 
 RELU = "v > 0.0f ? v : 0.0f"
@@ -27,7 +27,12 @@ SPECS: dict[str, Spec] = {
     "gelu": Spec(Elementwise(("1.702f * v", "sigmoid(v)", "xr[j] * v"), TRANSCENDENTAL)),
     "gelu_tanh": Spec(
         Elementwise(
-            ("0.7978845608f * (v + 0.044715f * v * v * v)", "hyperbolic_tangent(v)", "1.0f + v", "0.5f * xr[j] * v"),
+            (
+                "0.7978845608f * (v + 0.044715f * v * v * v)",
+                "hyperbolic_tangent(v)",
+                "1.0f + v",
+                "0.5f * xr[j] * v",
+            ),
             TRANSCENDENTAL,
         )
     ),
@@ -60,22 +65,14 @@ SPECS: dict[str, Spec] = {
     "cumsum": Spec(RowScan()),
     "running_mean": Spec(RowScan("{v} / ({j} + 1)")),
     "matmul_relu": Spec(
-        MatmulEpilogue(("v + c[j]", "0.5f * v", RELU, "v < 6.0f ? v : 6.0f"), columns=("c",)),
+        MatmulEpilogue(("v + c[j]", "0.5f * v", RELU, "v < 6.0f ? v : 6.0f"), ("c",), PRODUCT | {"wide"}),
         call=("a", "b", "self.bias"),
     ),
     "matmul_swish": Spec(
-        MatmulEpilogue(("v + c[j]", "v * sigmoid(v)"), columns=("c",)),
+        MatmulEpilogue(("v + c[j]", "v * sigmoid(v)"), ("c",), PRODUCT | {"poly"}),
         call=("a", "b", "self.bias"),
     ),
+    "mlp": Spec(FeedForward(), call=("x", "self.up", "self.bias", "self.down")),
     "rnn": Spec(Recurrent(), call=("x", "self.w", "self.u")),
     "gated_rnn": Spec(Recurrent(gated=True), call=("x", "self.w", "self.u", "self.wz", "self.uz")),
 }
-
-ALWAYS = frozenset({"half", "double", "skip", "cuda", "naive"})
-"""Rewrites that are possible for every kernel; `approx` needs a function that could be approximated."""
-CRUDE = frozenset({"approx"})
-
-
-def applicable(spec: Spec) -> frozenset[str]:
-    """The transformations that can change kernels of this problem."""
-    return spec.family.improvements | ALWAYS | (CRUDE if spec.approximate else frozenset())
