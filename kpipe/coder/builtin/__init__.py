@@ -5,17 +5,19 @@ It knows the built-in problems only. docs/builtin_coder.md lists what each trans
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kpipe import problems
 from kpipe.coder.base import CoderReply, CoderRequest
-from kpipe.coder.builtin.module import render
+from kpipe.coder.builtin.catalogue import REWRITES
+from kpipe.coder.builtin.module import ordered, render
 from kpipe.coder.builtin.specs import SPECS
 from kpipe.coder.builtin.words import strategy_in
 from kpipe.domain.problem import Problem
 from kpipe.domain.prompt import applied
 from kpipe.domain.verdict import Outcome
 
-REPLACES = {"half": "double", "double": "half", "poly": "approx", "approx": "poly"}
-"""Transformations of the same thing: the later one wins."""
+SOUND = (None, Outcome.CORRECT, Outcome.UNCHANGED)
 
 
 class BuiltinCoder:
@@ -38,30 +40,45 @@ class BuiltinCoder:
 
 
 def rewrite(request: CoderRequest) -> str:
-    """The new kernel; the old one unchanged when the suggestion names nothing that applies here.
+    """The new kernel; the old one as it is when the suggestion names nothing that would change it.
 
     A kernel that is known to be broken is mended first, as a programmer who is shown the error would do:
-    the transformation that was applied last goes.
+    the last of its transformations goes.
     """
-    spec = SPECS[request.problem.name]
+    name, strategy = request.problem.name, strategy_in(request.suggestion)
     done = transformations(request.kernel)
-    broken = request.outcome is not None and request.outcome not in (Outcome.CORRECT, Outcome.UNCHANGED)
-    kept = done[:-1] if broken else done
-    strategy = strategy_in(request.suggestion)
-    if strategy is None or strategy in kept or strategy not in spec.family.applies():
-        return request.kernel if not broken or not kept else render(request.problem.name, kept)
-    return render(request.problem.name, apply(kept, strategy))
+    if strategy is None or strategy in done:
+        return request.kernel
+    kept = done if request.outcome in SOUND else done[:-1]
+    planned = plan(name, kept, strategy)
+    return render(name, planned) if planned not in (set(), set(done)) else request.kernel
+
+
+def plan(problem_name: str, done: Collection[str], strategy: str) -> set[str]:
+    """What a kernel consists of when `strategy` has been applied to one that consists of `done`."""
+    if strategy in REWRITES:
+        return effective(problem_name, {strategy})
+    improvements = set(done) - REWRITES.keys()
+    if strategy in SPECS[problem_name].family.improvements:
+        improvements.add(strategy)
+    return effective(problem_name, improvements)
 
 
 def transformations(kernel: str) -> tuple[str, ...]:
-    """In the order in which they were applied; none for the reference."""
+    """Those that the kernel's first line names, in the catalogue's order; none for the reference."""
     words = applied(kernel)
-    return () if words == "none" else tuple(w.strip() for w in words.split(","))
+    return () if words == "none" else tuple(word.strip() for word in words.split(","))
 
 
-def apply(done: tuple[str, ...], strategy: str) -> tuple[str, ...]:
-    """`naive` starts over; any other one ends a naive state and replaces its rival."""
-    if strategy == "naive":
-        return ("naive",)
-    gone = {"naive", REPLACES.get(strategy, "")}
-    return (*(s for s in done if s not in gone), strategy)
+def effective(problem_name: str, planned: Collection[str]) -> set[str]:
+    """Without those that leave no trace beside the others, as an order of loops does where tiles replace it."""
+    kept = set(planned)
+    for one in ordered(planned):
+        if _code(render(problem_name, kept)) == _code(render(problem_name, kept - {one})):
+            kept.discard(one)
+    return kept
+
+
+def _code(kernel: str) -> str:
+    """All but the line that names the transformations."""
+    return kernel.partition("\n")[2]

@@ -1,53 +1,45 @@
-"""Kernels whose outputs depend on one element each: activations, chains, gates."""
+"""Kernels whose outputs depend on one element of each input: activations, chains, gates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kpipe.coder.builtin.cpp import Kernel, Plan, block, pointers, tensors
+from kpipe.coder.builtin.plan import Plan
+from kpipe.coder.builtin.text import Code
 
-Expression = Callable[[Plan], str]
+SCALAR = frozenset({"fuse", "simd", "fastmath", "wide", "prefetch"})
+TRANSCENDENTAL = frozenset({"fuse", "simd", "poly", "fastmath", "prefetch"})
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """`steps` are expressions over `v` (the running value), `x[j]` and the other arguments of the row.
+    """x[n, m] through `steps`, expressions over the running value `v` and the inputs at row i, column j.
 
-    Unfused, each step is a pass over memory; fused, one pass keeps `v` in a register. `columns` are arguments
-    with one value per column, `rows` those of the shape of x.
+    `rows` are further inputs like x, read as ``gr[j]``; `columns` have one value per column, read as ``w[j]``.
     """
 
-    steps: tuple[Expression, ...]
+    steps: tuple[str, ...]
+    improvements: frozenset[str] = SCALAR
+    rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    transcendental: bool = False
 
-    def applies(self) -> frozenset[str]:
-        always = {"fuse", "simd", "fastmath", "half", "double", "skip", "cuda", "naive"}
-        return frozenset(always | ({"poly", "approx"} if self.transcendental else {"prefetch", "wide"}))
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("x", *self.rows, *self.columns)
 
-    def render(self, plan: Plan) -> Kernel:
-        names = ("x", *self.others, *self.columns)
-        body = (
-            "auto Y = torch::empty_like(X);\nint64_t n = X.size(0), m = X.size(1);\n"
-            + pointers(*names)
-            + "float* y = Y.data_ptr<float>();\n"
-        )
+    def write(self, code: Code, plan: Plan) -> None:
+        code.add("auto Y = torch::empty_like(X);", "float* y = Y.data_ptr<float>();")
+        code.add(f"int64_t n = {plan.rows('X.size(0)')}, m = X.size(1);")
         if plan.has("fuse"):
-            body += self._pass(plan, self._fused(plan))
-        else:
-            for i, step in enumerate(self.steps):
-                value = "xr[j]" if i == 0 else "yr[j]"
-                body += self._pass(plan, f"{plan.real} v = {value};\nyr[j] = (float)({step(plan)});\n")
-        return Kernel(plan.exp_helper() if self.transcendental else "", tensors(names), body + "return Y;\n")
+            self._pass(code, plan, self.steps, "xr[j]")
+            return
+        for number, step in enumerate(self.steps):
+            self._pass(code, plan, [step], "yr[j]" if number else "xr[j]")
 
-    def _fused(self, plan: Plan) -> str:
-        steps = "".join(f"v = {step(plan)};\n" for step in self.steps)
-        return f"{plan.real} v = xr[j];\n{steps}yr[j] = (float)v;\n"
-
-    def _pass(self, plan: Plan, statements: str) -> str:
-        rows = "".join(f"const float* {name}r = {name} + i * m;\n" for name in ("x", *self.others))
-        inner = plan.simd() + block("for (int64_t j = 0; j < m; j++)", statements)
-        head = f"for (int64_t i = 0; i < {plan.rows()}; i++)"
-        return block(head, rows, "float* yr = y + i * m;\n", plan.row_start("xr", "m"), inner)
+    def _pass(self, code: Code, plan: Plan, steps: Sequence[str], start: str) -> None:
+        with code.loop("i", "n"):
+            code.add(*(f"const float* {name}r = {name} + i * m;" for name in ("x", *self.rows)))
+            code.add("float* yr = y + i * m;", plan.prefetch("xr + m"))
+            with code.loop("j", "m", pragma=plan.simd()):
+                code.add(f"{plan.real} v = {start};", *(f"v = {step};" for step in steps), "yr[j] = v;")

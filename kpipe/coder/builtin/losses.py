@@ -4,56 +4,60 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpipe.coder.builtin.cpp import Kernel, Plan, block, pointers, tensors
-
-LANES = 16
+from kpipe.coder.builtin.plan import LANES, Plan
+from kpipe.coder.builtin.text import Code
 
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """`steps` are expressions over `v`, the running value, and p[j], t[j] of the row."""
+    """The mean over p[n, m] and t[n, m] of `steps`: the first over ``pr[j]`` and ``tr[j]``, the others over `v`."""
 
     steps: tuple[str, ...]
+    tensors: tuple[str, ...] = ("p", "t")
+    improvements: frozenset[str] = frozenset({"fuse", "simd", "unroll", "fastmath", "wide"})
 
-    def applies(self) -> frozenset[str]:
-        return frozenset({"fuse", "simd", "unroll", "fastmath", "half", "double", "skip", "cuda", "naive"})
+    def write(self, code: Code, plan: Plan) -> None:
+        code.add("auto Y = torch::empty({}, P.options());")
+        code.add(f"int64_t n = {plan.rows('P.size(0)')}, m = P.size(1);")
+        if not plan.has("fuse"):
+            self._through_memory(code, plan)
+        code.add("double total = 0;")
+        with code.loop("i", "n"):
+            self._rows(code, plan)
+            self._sum(code, plan)
+            code.add("total += sum;")
+        code.add("Y.data_ptr<float>()[0] = total / (n * m);")
 
-    def render(self, plan: Plan) -> Kernel:
-        start = "auto Y = torch::empty({}, P.options());\nint64_t n = P.size(0), m = P.size(1);\n"
-        body = start + pointers("p", "t") + ("" if plan.has("fuse") else self._through_memory(plan))
-        body += "double total = 0;\n" + self._sum(plan)
-        return Kernel(
-            "", tensors(("p", "t")), body + "Y.data_ptr<float>()[0] = (float)(total / (n * m));\nreturn Y;\n"
-        )
+    def _rows(self, code: Code, plan: Plan) -> None:
+        if plan.has("fuse"):
+            code.add("const float* pr = p + i * m;", "const float* tr = t + i * m;")
+        else:
+            code.add("const float* wr = w + i * m;")
 
-    def _through_memory(self, plan: Plan) -> str:
-        """A pass over memory for every step, into a temporary W."""
-        out = "auto W = torch::empty_like(P);\nfloat* w = W.data_ptr<float>();\n"
-        for i, step in enumerate(self.steps):
-            rows = "const float* pr = p + i * m;\nconst float* tr = t + i * m;\n" if i == 0 else ""
-            value = "" if i == 0 else "float v = wr[j];\n"
-            loop = plan.simd() + block("for (int64_t j = 0; j < m; j++)", value, f"wr[j] = {step};\n")
-            out += block("for (int64_t i = 0; i < n; i++)", rows, "float* wr = w + i * m;\n", loop)
-        return out
+    def _through_memory(self, code: Code, plan: Plan) -> None:
+        """A pass for every step, into a temporary W."""
+        code.add("auto W = torch::empty_like(P);", "float* w = W.data_ptr<float>();")
+        with code.loop("e", "n * m", pragma=plan.simd()):
+            code.add(f"w[e] = {self.steps[0].replace('r[j]', '[e]')};")
+        for step in self.steps[1:]:
+            with code.loop("e", "n * m", pragma=plan.simd()):
+                code.add("float v = w[e];", f"w[e] = {step};")
 
-    def _element(self, plan: Plan, at: str, into: str) -> str:
+    def _sum(self, code: Code, plan: Plan) -> None:
+        if not plan.has("unroll"):
+            code.add(f"{plan.real} sum = 0;")
+            with code.loop("j", "m", pragma=plan.simd("+ : sum")):
+                self._add(code, plan, "j", "sum")
+            return
+        code.add(f"float part[{LANES}] = {{}};")
+        with code.loop("j", "m", step=str(LANES)), code.loop("k", str(LANES), pragma=plan.simd()):
+            self._add(code, plan, "j + k", "part[k]")
+        code.add("float sum = 0;", f"for (int k = 0; k < {LANES}; k++) sum += part[k];")
+
+    def _add(self, code: Code, plan: Plan, at: str, into: str) -> None:
         """Add the value of element `at` of the row to `into`."""
         if not plan.has("fuse"):
-            return f"{into} += wr[{at}];\n"
-        steps = "".join(f"v = {step};\n" for step in self.steps[1:])
-        return f"float v = {self.steps[0]};\n{steps}{into} += v;\n".replace("[j]", f"[{at}]")
-
-    def _sum(self, plan: Plan) -> str:
-        if plan.has("fuse"):
-            start = "const float* pr = p + i * m;\nconst float* tr = t + i * m;\n" + plan.row_start("pr", "m")
-        else:
-            start = "const float* wr = w + i * m;\n" + plan.row_start("wr", "m")
-        if plan.has("unroll"):
-            lanes = block(f"for (int k = 0; k < {LANES}; k++)", self._element(plan, "j + k", "part[k]"))
-            inner = f"{plan.real} part[{LANES}] = {{}};\n"
-            inner += block(f"for (int64_t j = 0; j < m; j += {LANES})", plan.simd(), lanes)
-            inner += f"{plan.real} sum = 0;\nfor (int k = 0; k < {LANES}; k++) sum += part[k];\n"
-        else:
-            loop = block("for (int64_t j = 0; j < m; j++)", self._element(plan, "j", "sum"))
-            inner = f"{plan.real} sum = 0;\n{plan.simd('+ : sum')}{loop}"
-        return block(f"for (int64_t i = 0; i < {plan.rows()}; i++)", start, inner, "total += sum;\n")
+            code.add(f"{into} += wr[{at}];")
+            return
+        first, *others = (step.replace("[j]", f"[{at}]") for step in self.steps)
+        code.add(f"float v = {first};", *(f"v = {step};" for step in others), f"{into} += v;")

@@ -1,123 +1,105 @@
-"""Kernels around matrix products: one with an epilogue, and small networks of them."""
+"""Matrix products, and kernels that go on with their result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpipe.coder.builtin.cpp import Kernel, Plan, block, pointers
+from kpipe.coder.builtin.plan import Plan
+from kpipe.coder.builtin.text import Code
 
-STRATEGIES = frozenset(
-    {
-        "fuse",
-        "simd",
-        "tile",
-        "interchange",
-        "unroll",
-        "library",
-        "fastmath",
-        "half",
-        "double",
-        "skip",
-        "cuda",
-        "naive",
-    }
-)
-ROWS, COLUMNS = 4, 32
+TILE_ROWS, TILE_COLUMNS = 4, 32
+TERMS = 4
+PRODUCT = frozenset({"fuse", "simd", "tile", "interchange", "library"})
 
 
-def product(plan: Plan, a: str, b: str, out: str, n: str, k: str, m: str) -> str:
-    """out[n, m] = a[n, k] * b[k, m] on raw row-major pointers."""
-    start = plan.row_start(f"{a} + i * {k}", k)
+def multiply(
+    code: Code, plan: Plan, a: str, b: str, out: str, sizes: tuple[str, str, str], *, add: bool = False
+) -> None:
+    """out[n, m] = a[n, k] b[k, m], or += with `add`; row-major pointers, `sizes` = (n, k, m)."""
+    n, k, m = sizes
     if plan.has("tile"):
-        return _tiled(plan, a, b, out, n, k, m)
-    if plan.has("interchange"):
-        inner = block(
-            f"for (int64_t p = 0; p < {k}; p++)",
-            f"float s = {a}[i * {k} + p];\n",
-            plan.simd(),
-            f"for (int64_t j = 0; j < {m}; j++) row[j] += s * {b}[p * {m} + j];\n",
-        )
-        body = f"float* row = {out} + i * {m};\nfor (int64_t j = 0; j < {m}; j++) row[j] = 0;\n" + inner
-    else:
-        body = block(
-            f"for (int64_t j = 0; j < {m}; j++)",
-            _dot(plan, a, b, k, m),
-            f"{out}[i * {m} + j] = (float)sum;\n",
-        )
-    return block(f"for (int64_t i = 0; i < {plan.rows(n)}; i++)", start, body)
+        _tiled(code, plan, a, b, out, sizes, add=add)
+        return
+    with code.loop("i", n):
+        code.add(f"const float* ar = {a} + i * {k};", f"float* row = {out} + i * {m};")
+        if plan.has("interchange"):
+            if not add:
+                with code.loop("j", m):
+                    code.add("row[j] = 0;")
+            _row_by_row(code, plan, b, k, m)
+        else:
+            with code.loop("j", m):
+                _dot(code, plan, b, k, m)
+                code.add(f"row[j] {'+=' if add else '='} sum;")
 
 
-def _dot(plan: Plan, a: str, b: str, k: str, m: str) -> str:
+def _row_by_row(code: Code, plan: Plan, b: str, k: str, m: str) -> None:
+    """The row of the output gains a multiple of a row of b at a time; unrolled, of several rows."""
+    terms = TERMS if plan.has("unroll") else 1
+    with code.loop("p", k, step=str(terms) if terms > 1 else ""):
+        code.add(f"const float* br = {b} + p * {m};")
+        sum_ = " + ".join(
+            f"ar[p{f' + {u}' if u else ''}] * br[{f'{u} * {m} + ' if u else ''}j]" for u in range(terms)
+        )
+        with code.loop("j", m, pragma=plan.simd()):
+            code.add(f"row[j] += {sum_};")
+
+
+def _dot(code: Code, plan: Plan, b: str, k: str, m: str) -> None:
+    """sum = the row of a times column j of b."""
     if not plan.has("unroll"):
-        loop = f"for (int64_t p = 0; p < {k}; p++) sum += {a}[i * {k} + p] * {b}[p * {m} + j];\n"
-        return f"{plan.real} sum = 0;\n" + plan.simd("+ : sum") + loop
-    adds = f"for (int u = 0; u < 4; u++) part[u] += {a}[i * {k} + p + u] * {b}[(p + u) * {m} + j];\n"
-    loop = block(f"for (int64_t p = 0; p < {k}; p += 4)", adds)
-    return f"{plan.real} part[4] = {{}};\n{loop}{plan.real} sum = part[0] + part[1] + part[2] + part[3];\n"
+        code.add(f"{plan.real} sum = 0;")
+        with code.loop("p", k, pragma=plan.simd("+ : sum")):
+            code.add(f"sum += ar[p] * {b}[p * {m} + j];")
+        return
+    code.add(f"float part[{TERMS}] = {{}};")
+    with code.loop("p", k, step=str(TERMS)):
+        code.add(*(f"part[{u}] += ar[p + {u}] * {b}[(p + {u}) * {m} + j];" for u in range(TERMS)))
+    code.add("float sum = " + " + ".join(f"part[{u}]" for u in range(TERMS)) + ";")
 
 
-def _tiled(plan: Plan, a: str, b: str, out: str, n: str, k: str, m: str) -> str:
-    """Blocks of 4 x 32 outputs stay in registers while p runs."""
-    lanes = f"for (int v = 0; v < {COLUMNS}; v++)"
-    rows = f"for (int u = 0; u < {ROWS}; u++)"
-    multiply = block(
-        f"for (int64_t p = 0; p < {k}; p++)",
-        block(
-            rows,
-            f"float s = {a}[(i + u) * {k} + p];\n",
-            plan.simd(),
-            f"{lanes} acc[u][v] += s * {b}[p * {m} + j + v];\n",
-        ),
-    )
-    store = f"{rows} {lanes} {out}[(i + u) * {m} + j + v] = (float)acc[u][v];\n"
-    columns = block(
-        f"for (int64_t j = 0; j < {m}; j += {COLUMNS})",
-        f"{plan.real} acc[{ROWS}][{COLUMNS}] = {{}};\n",
-        multiply,
-        store,
-    )
-    start = plan.row_start(f"{a} + i * {k}", f"{ROWS} * {k}")
-    return block(f"for (int64_t i = 0; i < {plan.rows(n)}; i += {ROWS})", start, columns)
-
-
-def epilogue(plan: Plan, out: str, count: str, m: str, steps: tuple[str, ...]) -> str:
-    """Element-wise `steps` over `v` and the column j, in one pass when fused, else in a pass each."""
-    passes = (steps,) if plan.has("fuse") else tuple((s,) for s in steps)
-    text = ""
-    for group in passes:
-        inner = "".join(f"v = {s};\n" for s in group)
-        loop = block(f"for (int64_t j = 0; j < {m}; j++)", f"float v = row[j];\n{inner}row[j] = v;\n")
-        text += block(
-            f"for (int64_t i = 0; i < {count}; i++)", f"float* row = {out} + i * {m};\n", plan.simd(), loop
-        )
-    return text
+def _tiled(
+    code: Code, plan: Plan, a: str, b: str, out: str, sizes: tuple[str, str, str], *, add: bool
+) -> None:
+    """Blocks of the output stay in registers while p runs."""
+    n, k, m = sizes
+    with code.loop("i", n, step=str(TILE_ROWS)), code.loop("j", m, step=str(TILE_COLUMNS)):
+        code.add(f"float block[{TILE_ROWS}][{TILE_COLUMNS}] = {{}};")
+        with code.loop("p", k), code.loop("u", str(TILE_ROWS)):
+            code.add(f"float s = {a}[(i + u) * {k} + p];")
+            with code.loop("v", str(TILE_COLUMNS), pragma=plan.simd()):
+                code.add(f"block[u][v] += s * {b}[p * {m} + j + v];")
+        with code.loop("u", str(TILE_ROWS)), code.loop("v", str(TILE_COLUMNS), pragma=plan.simd()):
+            code.add(f"{out}[(i + u) * {m} + j + v] {'+=' if add else '='} block[u][v];")
 
 
 @dataclass(frozen=True)
 class MatmulEpilogue:
-    """epilogue(a @ b). With `library` the product is PyTorch's and the kernel is the epilogue."""
+    """`steps` over the running value `v` of a[n, k] b[k, m]; `columns` have one value per column, ``c[j]``.
+
+    With `library` the kernel is given the product, in Y, in place of a and b.
+    """
 
     steps: tuple[str, ...]
     columns: tuple[str, ...] = ()
-    tanh: bool = False
+    improvements: frozenset[str] = PRODUCT
 
-    def applies(self) -> frozenset[str]:
-        return STRATEGIES | ({"poly", "approx"} if self.tanh else set())
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("a", "b", *self.columns)
 
-    def render(self, plan: Plan) -> Kernel:
-        steps = tuple(
-            s.replace("TANH(u)", plan.tanh("0.7978845608f * (v + 0.044715f * v * v * v)")) for s in self.steps
-        )
-        vectors = pointers(*self.columns)
+    def write(self, code: Code, plan: Plan) -> None:
         if plan.has("library"):
-            signature = ", ".join(["torch::Tensor Y", *(f"torch::Tensor {c.upper()}" for c in self.columns)])
-            body = "int64_t n = Y.size(0), m = Y.size(1);\n" + vectors + "float* y = Y.data_ptr<float>();\n"
-            body += plan.row_start("y", "m") + epilogue(plan, "y", plan.rows(), "m", steps) + "return Y;\n"
-            return Kernel(plan.exp_helper() if self.tanh else "", signature, body)
-        signature = ", ".join(f"torch::Tensor {c.upper()}" for c in ("a", "b", *self.columns))
-        body = "int64_t n = A.size(0), k = A.size(1), m = B.size(1);\nauto Y = torch::empty({n, m}, A.options());\n"
-        body += pointers("a", "b") + vectors + "float* y = Y.data_ptr<float>();\n"
-        body += (
-            product(plan, "a", "b", "y", "n", "k", "m") + epilogue(plan, "y", "n", "m", steps) + "return Y;\n"
-        )
-        return Kernel(plan.exp_helper() if self.tanh else "", signature, body)
+            code.add("auto Y = AB;")
+            code.add("int64_t n = AB.size(0), m = AB.size(1);", "float* y = Y.data_ptr<float>();")
+        else:
+            code.add("auto Y = torch::empty({A.size(0), B.size(1)}, A.options());")
+            code.add(f"int64_t n = {plan.rows('A.size(0)')}, k = A.size(1), m = B.size(1);")
+            code.add("float* y = Y.data_ptr<float>();")
+            multiply(code, plan, "a", "b", "y", ("n", "k", "m"))
+        passes = (self.steps,) if plan.has("fuse") else tuple((step,) for step in self.steps)
+        for steps in passes:
+            with code.loop("i", "n"):
+                code.add("float* yr = y + i * m;")
+                with code.loop("j", "m", pragma=plan.simd()):
+                    code.add("float v = yr[j];", *(f"v = {step};" for step in steps), "yr[j] = v;")

@@ -4,158 +4,163 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpipe.coder.builtin.cpp import Kernel, Plan, block, pointers, tensors
+from kpipe.coder.builtin.plan import LANES, Plan
+from kpipe.coder.builtin.text import Code
 
-LANES = 16
-COMMON = frozenset(
-    {"fuse", "simd", "unroll", "fastmath", "half", "double", "skip", "cuda", "naive", "approx"}
-)
+NORM = frozenset({"fuse", "simd", "unroll", "online", "prefetch"})
+SOFTMAX = frozenset({"fuse", "simd", "unroll", "online", "poly"})
+UNIT = frozenset({"fuse", "simd", "unroll", "fastmath", "prefetch"})
 
 
-def reduction(plan: Plan, op: str, start: str, into: str, value: str, *, real: str | None = None) -> str:
-    """Reduce `value` (an expression over j) of a row into `into`; unrolled, into independent lanes first.
+def over_row(code: Code, plan: Plan, *statements: str) -> None:
+    """A loop over the columns of a row."""
+    with code.loop("j", "m", pragma=plan.simd()):
+        code.add(*statements)
 
-    `op` is '+' or 'max'.
-    """
-    kind = real or plan.real
 
-    def add(target: str, at: str) -> str:
-        v = value.replace("[j]", f"[{at}]")
-        return f"{target} = std::max({target}, {v});\n" if op == "max" else f"{target} += {v};\n"
-
+def add_up(code: Code, plan: Plan, into: str, value: str) -> None:
+    """Sum `value`, an expression over j, along the row; unrolled, into independent lanes first."""
     if not plan.has("unroll"):
-        loop = f"for (int64_t j = 0; j < m; j++) {add(into, 'j')}"
-        return f"{kind} {into} = {start};\n" + plan.simd(f"{op} : {into}") + loop
-    lanes = f"{into}_lane"
-    join = f"std::max({into}, {lanes}[k])" if op == "max" else f"{into} + {lanes}[k]"
-    return (
-        f"{kind} {lanes}[{LANES}];\nfor (int k = 0; k < {LANES}; k++) {lanes}[k] = {start};\n"
-        + block(
-            f"for (int64_t j = 0; j < m; j += {LANES})",
-            plan.simd(),
-            f"for (int k = 0; k < {LANES}; k++) {add(f'{lanes}[k]', 'j + k')}",
-        )
-        + f"{kind} {into} = {start};\nfor (int k = 0; k < {LANES}; k++) {into} = {join};\n"
+        code.add(f"{plan.real} {into} = 0;")
+        with code.loop("j", "m", pragma=plan.simd(f"+ : {into}")):
+            code.add(f"{into} += {value};")
+        return
+    code.add(f"float {into}_part[{LANES}] = {{}};")
+    with code.loop("j", "m", step=str(LANES)), code.loop("k", str(LANES), pragma=plan.simd()):
+        code.add(f"{into}_part[k] += {value.replace('[j]', '[j + k]')};")
+    code.add(f"float {into} = 0;", f"for (int k = 0; k < {LANES}; k++) {into} += {into}_part[k];")
+
+
+def highest(code: Code, plan: Plan) -> None:
+    """The largest value of the row, as `top`."""
+    if not plan.has("unroll"):
+        code.add("float top = xr[0];")
+        with code.loop("j", "m", pragma=plan.simd("max : top")):
+            code.add("top = xr[j] > top ? xr[j] : top;")
+        return
+    code.add(f"float tops[{LANES}];", f"for (int k = 0; k < {LANES}; k++) tops[k] = xr[k];")
+    with code.loop("j", "m", step=str(LANES)), code.loop("k", str(LANES), pragma=plan.simd()):
+        code.add("tops[k] = xr[j + k] > tops[k] ? xr[j + k] : tops[k];")
+    code.add(
+        "float top = tops[0];", f"for (int k = 1; k < {LANES}; k++) top = tops[k] > top ? tops[k] : top;"
     )
 
 
-def over_row(plan: Plan, statement: str) -> str:
-    """A loop over the m elements of a row."""
-    return plan.simd() + f"for (int64_t j = 0; j < m; j++) {statement}\n"
+def start(code: Code, plan: Plan) -> None:
+    """Output and sizes of a kernel over the rows of x[n, m]."""
+    code.add("auto Y = torch::empty_like(X);", "float* y = Y.data_ptr<float>();")
+    code.add(f"int64_t n = {plan.rows('X.size(0)')}, m = X.size(1);")
 
 
-def row_kernel(
-    plan: Plan, arguments: tuple[str, ...], inputs: tuple[str, ...], helpers: str, inner: str
-) -> Kernel:
-    """The frame that all row kernels share: `inputs` have a row per i, other arguments a value per column."""
-    body = "auto Y = torch::empty_like(X);\nint64_t n = X.size(0), m = X.size(1);\n"
-    body += pointers(*arguments) + "float* y = Y.data_ptr<float>();\n"
-    rows = "".join(f"const float* {name}r = {name} + i * m;\n" for name in inputs)
-    start = plan.row_start("xr", "m")
-    body += block(
-        f"for (int64_t i = 0; i < {plan.rows()}; i++)", rows, "float* yr = y + i * m;\n", start, inner
-    )
-    return Kernel(helpers, tensors(arguments), body + "return Y;\n")
+def pointers(code: Code, plan: Plan, *names: str) -> None:
+    """Where row i of the inputs and of the output begins."""
+    code.add(*(f"const float* {name}r = {name} + i * m;" for name in names), "float* yr = y + i * m;")
+    code.add(plan.prefetch(f"{names[0]}r + m"))
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """exp(x - max) / sum, or its logarithm."""
+    """exp(x - max) / sum along each row, or the logarithm of that. With `bias`, of x + bias."""
 
     log: bool = False
+    tensors: tuple[str, ...] = ("x",)
+    improvements: frozenset[str] = SOFTMAX
 
-    def applies(self) -> frozenset[str]:
-        return COMMON | {"poly", "online"}
+    def write(self, code: Code, plan: Plan) -> None:
+        start(code, plan)
+        with code.loop("i", "n"):
+            pointers(code, plan, "x")
+            if plan.has("online"):
+                self._online(code)
+            else:
+                highest(code, plan)
+                self._sum(code, plan)
+            self._output(code, plan)
 
-    def render(self, plan: Plan) -> Kernel:
-        inner = self._online(plan) if plan.has("online") else self._passes(plan)
-        return row_kernel(plan, ("x",), ("x",), plan.exp_helper(), inner)
-
-    def _online(self, plan: Plan) -> str:
+    def _online(self, code: Code) -> None:
         """Maximum and sum in one pass: the sum is rescaled whenever the maximum moves."""
-        moved = block("if (xr[j] > top)", f"sum *= {plan.exp('top - xr[j]')};\n", "top = xr[j];\n")
-        loop = block("for (int64_t j = 0; j < m; j++)", moved, f"sum += {plan.exp('xr[j] - top')};\n")
-        return f"float top = xr[0];\n{plan.real} sum = 0;\n{loop}{self._output(plan)}"
+        code.add("float top = xr[0], sum = 0;")
+        with code.loop("j", "m"):
+            with code.block("if (xr[j] > top)"):
+                code.add("sum *= exponential(top - xr[j]);", "top = xr[j];")
+            code.add("sum += exponential(xr[j] - top);")
 
-    def _passes(self, plan: Plan) -> str:
-        top = reduction(plan, "max", "xr[0]", "top", "xr[j]", real="float")
-        if not plan.has("fuse") or self.log:
-            return top + reduction(plan, "+", "0", "sum", plan.exp("xr[j] - top")) + self._output(plan)
-        store = over_row(plan, f"yr[j] = {plan.exp('xr[j] - top')};")
-        total = reduction(plan, "+", "0", "sum", "yr[j]")
-        return top + store + total + "float scale = 1.0f / (float)sum;\n" + over_row(plan, "yr[j] *= scale;")
+    def _keeps(self, plan: Plan) -> bool:
+        """Whether the exponentials wait in the output for their sum, rather than being computed twice."""
+        return plan.has("fuse") and not self.log and not plan.has("online")
 
-    def _output(self, plan: Plan) -> str:
+    def _sum(self, code: Code, plan: Plan) -> None:
+        if self._keeps(plan):
+            over_row(code, plan, "yr[j] = exponential(xr[j] - top);")
+            add_up(code, plan, "sum", "yr[j]")
+        else:
+            add_up(code, plan, "sum", "exponential(xr[j] - top)")
+
+    def _output(self, code: Code, plan: Plan) -> None:
         if self.log:
-            shift = "float shift = top + std::log((float)sum);\n"
+            code.add("float shift = std::log((float)sum);")
             if plan.has("fuse"):
-                return shift + over_row(plan, "yr[j] = xr[j] - shift;")
-            return over_row(plan, "yr[j] = xr[j] - top;") + over_row(
-                plan, "yr[j] = yr[j] - std::log((float)sum);"
-            )
-        return over_row(plan, f"yr[j] = {plan.exp('xr[j] - top')} / (float)sum;")
+                over_row(code, plan, "yr[j] = xr[j] - top - shift;")
+            else:
+                over_row(code, plan, "yr[j] = xr[j] - top;")
+                over_row(code, plan, "yr[j] = yr[j] - shift;")
+            return
+        code.add("float scale = 1.0f / sum;")
+        if self._keeps(plan):
+            over_row(code, plan, "yr[j] = yr[j] * scale;")
+        elif plan.has("fuse"):
+            over_row(code, plan, "yr[j] = exponential(xr[j] - top) * scale;")
+        else:
+            over_row(code, plan, "yr[j] = exponential(xr[j] - top);")
+            over_row(code, plan, "yr[j] = yr[j] * scale;")
 
 
 @dataclass(frozen=True)
-class LayerNorm:
-    """(x - mean) / sqrt(variance + eps) * w + b, of x or of x + r."""
+class ResidualNorm:
+    """Layer normalization of x + r along each row, with weight w and bias b."""
 
-    residual: bool = False
+    tensors: tuple[str, ...] = ("x", "r", "w", "b")
+    improvements: frozenset[str] = NORM
 
-    def applies(self) -> frozenset[str]:
-        return COMMON | {"online"}
+    def write(self, code: Code, plan: Plan) -> None:
+        start(code, plan)
+        with code.loop("i", "n"):
+            pointers(code, plan, "x", "r")
+            over_row(code, plan, "yr[j] = xr[j] + rr[j];")
+            add_up(code, plan, "sum", "yr[j]")
+            if plan.has("online"):
+                add_up(code, plan, "squares", "yr[j] * yr[j]")
+                code.add("float mean = sum / m;")
+                code.add("float scale = inverse_root(squares / m - mean * mean + 1e-5f);")
+            else:
+                code.add("float mean = sum / m;")
+                add_up(code, plan, "squares", "(yr[j] - mean) * (yr[j] - mean)")
+                code.add("float scale = inverse_root(squares / m + 1e-5f);")
+            self._output(code, plan)
 
-    def render(self, plan: Plan) -> Kernel:
-        inputs = ("x", "r") if self.residual else ("x",)
-        value = "(xr[j] + rr[j])" if self.residual else "xr[j]"
-        before = ""
-        if self.residual and not plan.has("fuse"):
-            before, value = over_row(plan, "yr[j] = xr[j] + rr[j];"), "yr[j]"
-        inner = before + self._statistics(plan, value) + self._output(plan, value)
-        return row_kernel(plan, (*inputs, "w", "b"), inputs, plan.rsqrt_helper(), inner)
-
-    def _statistics(self, plan: Plan, value: str) -> str:
-        if plan.has("online"):
-            sums = reduction(plan, "+", "0", "sum", value) + reduction(
-                plan, "+", "0", "square", f"{value} * {value}"
-            )
-            return (
-                sums
-                + "float mean = (float)sum / m;\nfloat scale = rsqrt((float)square / m - mean * mean + 1e-5f);\n"
-            )
-        centred = f"({value} - mean) * ({value} - mean)"
-        mean = reduction(plan, "+", "0", "sum", value) + "float mean = (float)sum / m;\n"
-        return (
-            mean
-            + reduction(plan, "+", "0", "square", centred)
-            + "float scale = rsqrt((float)square / m + 1e-5f);\n"
-        )
-
-    def _output(self, plan: Plan, value: str) -> str:
+    def _output(self, code: Code, plan: Plan) -> None:
         if plan.has("fuse"):
-            return over_row(plan, f"yr[j] = ({value} - mean) * scale * w[j] + b[j];")
-        steps = (
-            f"yr[j] = {value} - mean;",
-            "yr[j] = yr[j] * scale;",
-            "yr[j] = yr[j] * w[j];",
-            "yr[j] = yr[j] + b[j];",
-        )
-        return "".join(over_row(plan, step) for step in steps)
+            over_row(code, plan, "yr[j] = (yr[j] - mean) * scale * w[j] + b[j];")
+            return
+        for step in ("yr[j] - mean", "yr[j] * scale", "yr[j] * w[j]", "yr[j] + b[j]"):
+            over_row(code, plan, f"yr[j] = {step};")
 
 
 @dataclass(frozen=True)
 class UnitRows:
-    """x / sqrt(sum of squares)."""
+    """x / sqrt(sum of squares) along each row."""
 
-    def applies(self) -> frozenset[str]:
-        return COMMON
+    tensors: tuple[str, ...] = ("x",)
+    improvements: frozenset[str] = UNIT
 
-    def render(self, plan: Plan) -> Kernel:
-        if plan.has("fuse"):
-            sums = reduction(plan, "+", "0", "square", "xr[j] * xr[j]")
-        else:
-            sums = over_row(plan, "yr[j] = xr[j] * xr[j];") + reduction(plan, "+", "0", "square", "yr[j]")
-        scale = "float scale = rsqrt((float)square);\n"
-        return row_kernel(
-            plan, ("x",), ("x",), plan.rsqrt_helper(), sums + scale + over_row(plan, "yr[j] = xr[j] * scale;")
-        )
+    def write(self, code: Code, plan: Plan) -> None:
+        start(code, plan)
+        with code.loop("i", "n"):
+            pointers(code, plan, "x")
+            if plan.has("fuse"):
+                add_up(code, plan, "squares", "xr[j] * xr[j]")
+            else:
+                over_row(code, plan, "yr[j] = xr[j] * xr[j];")
+                add_up(code, plan, "squares", "yr[j]")
+            code.add("float scale = inverse_root(squares);")
+            over_row(code, plan, "yr[j] = xr[j] * scale;")

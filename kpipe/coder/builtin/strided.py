@@ -1,126 +1,120 @@
-"""Kernels whose natural loop walks memory with a stride, or carries a dependence from element to element."""
+"""Kernels whose plain loop walks memory with a stride, or carries a dependence from element to element."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpipe.coder.builtin.cpp import Kernel, Plan, block, pointers, tensors
+from kpipe.coder.builtin.plan import Plan
+from kpipe.coder.builtin.text import Code
 
 TILE = 64
 SCAN_ROWS = 8
-SCAN_BLOCK = 16
-FLAGS_AND_ERRORS = frozenset({"fastmath", "half", "double", "skip", "cuda", "naive"})
 
 
 @dataclass(frozen=True)
 class ChannelRms:
     """x[n, k, m] over its root mean square along k: the statistic runs across rows of m contiguous values."""
 
-    def applies(self) -> frozenset[str]:
-        return FLAGS_AND_ERRORS | {"fuse", "simd", "tile", "interchange", "unroll", "approx"}
+    tensors: tuple[str, ...] = ("x",)
+    improvements: frozenset[str] = frozenset({"fuse", "simd", "unroll", "interchange", "tile", "wide"})
 
-    def render(self, plan: Plan) -> Kernel:
-        body = "auto Y = torch::empty_like(X);\nint64_t n = X.size(0), k = X.size(1), m = X.size(2);\n"
-        body += pointers("x") + "float* y = Y.data_ptr<float>();\n"
-        batch = "const float* xb = x + i * k * m;\nfloat* yb = y + i * k * m;\n" + plan.row_start(
-            "xb", "k * m"
-        )
-        if not plan.has("fuse"):
-            batch += plan.simd() + "for (int64_t e = 0; e < k * m; e++) yb[e] = xb[e] * xb[e];\n"
-        if plan.has("tile"):
-            inner = self._contiguous(
-                plan, f"for (int64_t from = 0; from < m; from += {TILE})", "from", str(TILE)
-            )
-        elif plan.has("interchange"):
-            inner = self._contiguous(plan, None, "0", "m")
-        else:
-            inner = self._strided(plan)
-        body += block(f"for (int64_t i = 0; i < {plan.rows()}; i++)", batch, inner) + "return Y;\n"
-        return Kernel(plan.rsqrt_helper(), tensors(("x",)), body)
+    def write(self, code: Code, plan: Plan) -> None:
+        code.add("auto Y = torch::empty_like(X);", "float* y = Y.data_ptr<float>();")
+        code.add(f"int64_t n = {plan.rows('X.size(0)')}, k = X.size(1), m = X.size(2);")
+        with code.loop("i", "n"):
+            code.add("const float* xb = x + i * k * m;", "float* yb = y + i * k * m;")
+            if not plan.has("fuse"):
+                with code.loop("e", "k * m", pragma=plan.simd()):
+                    code.add("yb[e] = xb[e] * xb[e];")
+            if plan.has("tile"):
+                with code.loop("from", "m", step=str(TILE)):
+                    code.add(f"float sum[{TILE}] = {{}};")
+                    self._in_order(code, plan, "c * m + from + j", str(TILE))
+            elif plan.has("interchange"):
+                code.add("std::vector<float> sum(m);")
+                self._in_order(code, plan, "c * m + j", "m")
+            else:
+                self._by_position(code, plan)
 
     def _square(self, plan: Plan, at: str) -> str:
         return f"xb[{at}] * xb[{at}]" if plan.has("fuse") else f"yb[{at}]"
 
-    def _strided(self, plan: Plan) -> str:
-        """Position by position: every access is m floats away from the one before."""
-        if plan.has("unroll"):
-            adds = "".join(f"part[{u}] += {self._square(plan, f'(c + {u}) * m + j')};\n" for u in range(4))
-            total = f"{plan.real} part[4] = {{}};\n" + block("for (int64_t c = 0; c < k; c += 4)", adds)
-            total += f"{plan.real} sum = part[0] + part[1] + part[2] + part[3];\n"
-        else:
-            total = f"{plan.real} sum = 0;\nfor (int64_t c = 0; c < k; c++) sum += {self._square(plan, 'c * m + j')};\n"
-        scale = "float scale = rsqrt((float)sum / k + 1e-5f);\n"
-        store = "for (int64_t c = 0; c < k; c++) yb[c * m + j] = xb[c * m + j] * scale;\n"
-        return block("for (int64_t j = 0; j < m; j++)", total, scale, store)
+    def _by_position(self, code: Code, plan: Plan) -> None:
+        """Every access is m floats away from the one before."""
+        with code.loop("j", "m"):
+            if plan.has("unroll"):
+                code.add("float part[4] = {};")
+                with code.loop("c", "k", step="4"):
+                    code.add(*(f"part[{u}] += {self._square(plan, f'(c + {u}) * m + j')};" for u in range(4)))
+                code.add("float sum = part[0] + part[1] + part[2] + part[3];")
+            else:
+                code.add(f"{plan.real} sum = 0;")
+                with code.loop("c", "k"):
+                    code.add(f"sum += {self._square(plan, 'c * m + j')};")
+            code.add("float scale = inverse_root(sum / k + 1e-5f);")
+            with code.loop("c", "k"):
+                code.add("yb[c * m + j] = xb[c * m + j] * scale;")
 
-    def _contiguous(self, plan: Plan, head: str | None, start: str, width: str) -> str:
-        """Channel by channel: sums and scales of `width` positions are kept side by side."""
-        at = f"c * m + {start} + j"
-        over = f"for (int64_t j = 0; j < {width}; j++)"
-        size = width if head else "k * m"
-        inner = f"std::vector<{plan.real}> sum({width});\nstd::vector<float> scale({width});\n"
-        if head:
-            inner = f"{plan.real} sum[{size}] = {{}};\nfloat scale[{size}];\n"
-        inner += block(
-            "for (int64_t c = 0; c < k; c++)", plan.simd(), f"{over} sum[j] += {self._square(plan, at)};\n"
-        )
-        inner += plan.simd() + f"{over} scale[j] = rsqrt((float)sum[j] / k + 1e-5f);\n"
-        inner += block(
-            "for (int64_t c = 0; c < k; c++)", plan.simd(), f"{over} yb[{at}] = xb[{at}] * scale[j];\n"
-        )
-        return block(head, inner) if head else inner
+    def _in_order(self, code: Code, plan: Plan, at: str, width: str) -> None:
+        """Channel by channel: the sums of `width` positions, then their scales, are kept side by side."""
+        with code.loop("c", "k"), code.loop("j", width, pragma=plan.simd()):
+            code.add(f"sum[j] += {self._square(plan, at)};")
+        with code.loop("j", width, pragma=plan.simd()):
+            code.add("sum[j] = inverse_root(sum[j] / k + 1e-5f);")
+        with code.loop("c", "k"), code.loop("j", width, pragma=plan.simd()):
+            code.add(f"yb[{at}] = xb[{at}] * sum[j];")
 
 
 @dataclass(frozen=True)
 class RowScan:
-    """Cumulative sum along each row: every element waits for the one before it."""
+    """Cumulative sum along each row; `finish` turns the sum {v} at column {j} into the output."""
 
-    def applies(self) -> frozenset[str]:
-        return FLAGS_AND_ERRORS | {"fuse", "tile", "interchange", "unroll", "prefetch"}
+    finish: str = "{v}"
+    tensors: tuple[str, ...] = ("x",)
+    improvements: frozenset[str] = frozenset({"fuse", "unroll", "interchange", "wide", "prefetch"})
 
-    def render(self, plan: Plan) -> Kernel:
-        body = "auto Y = torch::empty_like(X);\nint64_t n = X.size(0), m = X.size(1);\n"
-        body += pointers("x") + "float* y = Y.data_ptr<float>();\n"
+    def write(self, code: Code, plan: Plan) -> None:
+        code.add("auto Y = torch::empty_like(X);", "float* y = Y.data_ptr<float>();")
+        code.add(f"int64_t n = {plan.rows('X.size(0)')}, m = X.size(1);")
+        source = "x" if plan.has("fuse") else "y"
+        if not plan.has("fuse"):
+            with code.loop("e", "n * m"):
+                code.add("y[e] = x[e];")
         if plan.has("interchange"):
-            return Kernel("", tensors(("x",)), body + self._rows_side_by_side(plan) + "return Y;\n")
-        rows = "const float* xr = x + i * m;\nfloat* yr = y + i * m;\n" + plan.row_start("xr", "m")
-        body += block(f"for (int64_t i = 0; i < {plan.rows()}; i++)", rows, self._row(plan))
-        return Kernel("", tensors(("x",)), body + "return Y;\n")
+            self._side_by_side(code, plan, source)
+        else:
+            with code.loop("i", "n"):
+                code.add(f"const float* from = {source} + i * m;", "float* to = y + i * m;")
+                code.add(plan.prefetch("from + m"))
+                self._row(code, plan)
+        if self.finish != "{v}" and not plan.has("fuse"):
+            with code.loop("i", "n"), code.loop("j", "m"):
+                code.add(f"y[i * m + j] = {self.finish.format(v='y[i * m + j]', j='j')};")
 
-    def _row(self, plan: Plan) -> str:
-        if plan.has("tile"):
-            return self._block_scan(plan)
-        if plan.has("unroll"):
-            return self._unrolled(plan)
-        if plan.has("fuse"):
-            return f"{plan.real} sum = 0;\n" + block(
-                "for (int64_t j = 0; j < m; j++)", "sum += xr[j];\nyr[j] = (float)sum;\n"
-            )
-        step = f"yr[j] = (float)(({plan.real})yr[j] + ({plan.real})yr[j - 1]);\n"
-        return "for (int64_t j = 0; j < m; j++) yr[j] = xr[j];\n" + f"for (int64_t j = 1; j < m; j++) {step}"
+    def _finished(self, plan: Plan, value: str, j: str) -> str:
+        return self.finish.format(v=value, j=j) if plan.has("fuse") else value
 
-    def _unrolled(self, plan: Plan) -> str:
-        """Four at a time, with the partial sums of pairs off the chain."""
-        body = (
-            "float a = xr[j], b = xr[j + 1], c = xr[j + 2], d = xr[j + 3];\nfloat ab = a + b, cd = c + d;\n"
-            "yr[j] = (float)(sum + a);\nyr[j + 1] = (float)(sum + ab);\nyr[j + 2] = (float)(sum + (ab + c));\n"
-            "sum += ab + cd;\nyr[j + 3] = (float)sum;\n"
-        )
-        return f"{plan.real} sum = 0;\n" + block("for (int64_t j = 0; j < m; j += 4)", body)
+    def _row(self, code: Code, plan: Plan) -> None:
+        """One sum after the other; unrolled, four at a time with the sums of pairs off the chain."""
+        code.add(f"{plan.real} sum = 0;")
+        if not plan.has("unroll"):
+            with code.loop("j", "m"):
+                code.add("sum += from[j];", f"to[j] = {self._finished(plan, 'sum', 'j')};")
+            return
+        with code.loop("j", "m", step="4"):
+            code.add("float a = from[j], b = from[j + 1], c = from[j + 2], d = from[j + 3];")
+            code.add("float ab = a + b, abc = ab + c, abcd = ab + (c + d);")
+            for u, part in enumerate(("a", "ab", "abc", "abcd")):
+                at = f"j + {u}" if u else "j"
+                code.add(f"to[{at}] = {self._finished(plan, f'(sum + {part})', f'({at})')};")
+            code.add("sum += abcd;")
 
-    def _block_scan(self, plan: Plan) -> str:
-        """Hillis and Steele's doubling inside blocks, one carry between them."""
-        shift = f"for (int e = 0; e < {SCAN_BLOCK}; e++) "
-        body = f"float v[{SCAN_BLOCK}], w[{SCAN_BLOCK}];\n{shift}v[e] = xr[j + e];\n"
-        for d in (1, 2, 4, 8):
-            body += f"{shift}w[e] = e >= {d} ? v[e] + v[e - {d}] : v[e];\n{shift}v[e] = w[e];\n"
-        body += f"{shift}yr[j + e] = (float)(carry + v[e]);\ncarry += v[{SCAN_BLOCK - 1}];\n"
-        return f"{plan.real} carry = 0;\n" + block(f"for (int64_t j = 0; j < m; j += {SCAN_BLOCK})", body)
-
-    def _rows_side_by_side(self, plan: Plan) -> str:
-        """Eight rows advance together: eight independent chains."""
-        step = f"for (int u = 0; u < {SCAN_ROWS}; u++)"
-        add = block(step, "sum[u] += x[(i + u) * m + j];\ny[(i + u) * m + j] = (float)sum[u];\n")
-        inner = f"{plan.real} sum[{SCAN_ROWS}] = {{}};\n" + block("for (int64_t j = 0; j < m; j++)", add)
-        head = f"for (int64_t i = 0; i < {plan.rows()}; i += {SCAN_ROWS})"
-        return block(head, plan.row_start("x", "i * m"), inner)
+    def _side_by_side(self, code: Code, plan: Plan, source: str) -> None:
+        """Several rows advance together, each with a chain of its own."""
+        rows = SCAN_ROWS * 2 if plan.has("unroll") else SCAN_ROWS
+        with code.loop("i", "n", step=str(rows)):
+            code.add(f"const float* from = {source} + i * m;", "float* to = y + i * m;")
+            code.add(plan.prefetch(f"from + {rows} * m"), f"float sum[{rows}] = {{}};")
+            with code.loop("j", "m"), code.loop("u", str(rows), pragma=f"#pragma GCC unroll {rows}"):
+                code.add("sum[u] += from[u * m + j];")
+                code.add(f"to[u * m + j] = {self._finished(plan, 'sum[u]', 'j')};")

@@ -10,7 +10,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(128, 1024), torch.randint(0, 2, (128, 1024)).float() * 2 - 1]
+    return [torch.randn(128, 512), torch.randint(0, 2, (128, 512)).float() * 2 - 1]
 
 
 def get_init_inputs():

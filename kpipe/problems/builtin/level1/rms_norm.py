@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Root-mean-square normalisation over the channels of [batch, channels, positions]."""
+    """Root-mean-square normalization over the channels of [batch, channels, positions]."""
 
     def forward(self, x):
         mean_square = torch.mean(x * x, dim=1, keepdim=True)
@@ -11,7 +11,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(8, 64, 256)]
+    return [torch.randn(8, 64, 128)]
 
 
 def get_init_inputs():
