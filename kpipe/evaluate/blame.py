@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from kpipe.evaluate.build_request import BuildRequest
+from kpipe.evaluate.shim_build import torch_headers
 from kpipe.evaluate.toolchain import Toolchain
 
 _GCC = re.compile(r"(?P<file>[^:\s]*):\d+:\d+: (?:fatal )?error: (?P<message>.*)")
@@ -41,6 +42,7 @@ _FUNDAMENTAL = re.compile(
 )
 _MACRO = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]*\b")
 _DEFINED = re.compile(r"^\s*#\s*define\s+(\w+)", re.M)
+_INCLUDED = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)", re.M)
 _USING = re.compile(r"\busing\s+namespace\b")
 _GLOBAL = (
     r"^\s*#\s*define\s+{name}\b|^\}}\s*{name}\b"
@@ -61,31 +63,44 @@ def plainly_the_authors(log: str, request: BuildRequest, home: Path, t: Toolchai
     if macros - _words_in((home / "include", t.shim_dir / "include"), macros):
         return False
     messages = dict.fromkeys(m["message"] for m in found if m)
-    return all(_plain(message, source, t) for message in messages)
+    headers = _everything(t) if request.cuda_sources else _reachable(source, home, t)
+    return all(_plain(message, source, headers) for message in messages)
 
 
-def _plain(message: str, source: str, t: Toolchain) -> bool:
+def _plain(message: str, source: str, headers: tuple[Path, ...]) -> bool:
     if _SYNTAX.fullmatch(message):
         return True
     if found := _UNKNOWN.fullmatch(message):
-        return not _can_be_declared(found["name"] or found["edg"], source, t)
+        return not _can_be_declared(found["name"] or found["edg"], source, headers)
     if found := _NOT_IN_STD.fullmatch(message):
-        return not _words_in(_system_headers(t), {found["name"]})
+        return not _words_in(headers, {found["name"]})
     if _TYPES.fullmatch(message):
         names = {name for quoted in _QUOTED.findall(message) for name in _NAME.findall(quoted)}
         own = {name for name in names if not _FUNDAMENTAL.fullmatch(name)}
         if all("::" not in name and re.search(rf"\b{name}\b", source) for name in own):
-            return not any(_can_be_declared(name, source, t) for name in own)
+            return not any(_can_be_declared(name, source, headers) for name in own)
     return False
 
 
-def _can_be_declared(name: str, source: str, t: Toolchain) -> bool:
-    """Could any header that torch/extension.h brings give this unqualified name a meaning?"""
-    headers = (t.torch_dir / "include", t.python_include, *_system_headers(t))
-    headers += (t.cuda.home / "include",) if t.cuda else ()
+def _can_be_declared(name: str, source: str, headers: tuple[Path, ...]) -> bool:
+    """Could any of these headers give this unqualified name a meaning?"""
     if _USING.search(source) or re.search(rf"\b{name}\s*[(<]", source):  # also by its arguments' namespaces
         return bool(_words_in(headers, {name}))
     return bool(_grep(["-rhPom1", _GLOBAL.format(name=name)], headers))
+
+
+def _reachable(source: str, home: Path, t: Toolchain) -> tuple[Path, ...]:
+    """The headers that this source sees: torch's, and all there are when it includes others."""
+    brought = torch_headers(home)
+    known = tuple(str(path) for path in brought)
+    if all(any(path.endswith(f"/{name}") for path in known) for name in _INCLUDED.findall(source)):
+        return brought
+    return _everything(t)
+
+
+def _everything(t: Toolchain) -> tuple[Path, ...]:
+    headers = (t.torch_dir / "include", t.python_include, *_system_headers(t))
+    return (*headers, t.cuda.home / "include") if t.cuda else headers
 
 
 def _words_in(folders: tuple[Path, ...], words: set[str]) -> set[str]:

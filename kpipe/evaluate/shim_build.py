@@ -28,6 +28,8 @@ from kpipe.evaluate.toolchain import Cuda, Toolchain, find_toolchain
 RUNTIME_TIMEOUT_S = 900.0
 HEADER_TIMEOUT_S = 120.0
 KEPT_HEADERS = 12
+DEPENDENCIES = "headers.d"
+"""Beside the library: every header that torch's own bring, as the compiler lists them for make."""
 _FUNCTION_OF_TENSORS = re.compile(r"\b(?:Tensor|Tensor>)\s*&?\s+(\w+)\s*\(")
 _WANTS_FULL = re.compile(
     r"#\s*include\s*<(?:string|string_view|sstream|iostream|iomanip|fstream|memory|map|set|unordered_map|unordered_set"
@@ -79,6 +81,12 @@ def ensure_runtime(cache: BuildCache, say: Callable[[str], None] = lambda _: Non
             f"Kernels are built without it, slowly. kpipe supports torch 2.10 to 2.13; delete {failed} to try again.",
         )
     return library
+
+
+def torch_headers(home: Path) -> tuple[Path, ...]:
+    """The files that <torch/extension.h> brings, directly or not. `home` is the folder of the runtime library."""
+    words = (home / DEPENDENCIES).read_text().replace("\\\n", " ").partition(":")[2].split()
+    return tuple(path for word in words if (path := Path(word)).is_absolute())
 
 
 def wants_full(request: BuildRequest) -> bool:
@@ -236,6 +244,11 @@ def _build_runtime(t: Toolchain, home: Path) -> str:
     ran = compiler.run(command, home, RUNTIME_TIMEOUT_S)
     if not ran.ok:
         return trim(ran.output) or "the compiler was stopped"
+    (home / "torch.cpp").write_text("#include <torch/extension.h>\n")
+    listing = [t.compiler, t.standard, *headers, "-M", "-MF", DEPENDENCIES, "torch.cpp"]
+    ran = compiler.run(listing, home, HEADER_TIMEOUT_S)
+    if not ran.ok:
+        return trim(ran.output)
     (home / "empty.cpp").touch()
     ran = compiler.run([*shared, "empty.cpp", "-o", str(stub / name)], home, HEADER_TIMEOUT_S)
     return "" if ran.ok else trim(ran.output)

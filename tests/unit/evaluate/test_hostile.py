@@ -122,7 +122,9 @@ async def test_a_slow_reference_does_not_use_up_the_kernels_time(judge: Judge) -
     reference = source("reference")
     head = "    def forward(self, x):\n"
     assert head in reference
-    work = "        import time; end = time.thread_time() + 0.3\n        while time.thread_time() < end: pass\n"
+    work = (
+        "        import time; end = time.thread_time() + 0.3\n        while time.thread_time() < end: pass\n"
+    )
     slow = reference.replace(head, head + work)
     verdict = await judge.judge(slow, source("correct"))
     assert verdict.outcome is Outcome.CORRECT, verdict

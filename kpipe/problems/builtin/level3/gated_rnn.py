@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """A recurrent network with an update gate over 16 steps; its last state."""
+    """A recurrent network with an update gate over the steps of x; its last state."""
 
     def __init__(self, width, hidden):
         super().__init__()
