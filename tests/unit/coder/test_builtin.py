@@ -127,9 +127,9 @@ def run(
         nonlocal log
         result = build_module(request_from_call(args, kwargs), cache=cache, timeout_s=120)
         log = result.log
+        assert result.route in ("shim", "cache")
         if result.so_path is None:
             raise RuntimeError(result.log)
-        assert result.route in ("shim", "cache")
         spec = importlib.util.spec_from_file_location(kwargs["name"], result.so_path)
         assert spec is not None
         assert spec.loader is not None
