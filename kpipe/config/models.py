@@ -41,7 +41,7 @@ class PolicyConfig(Section):
     batch_wait_s: float = Field(
         0.05, ge=0, description="how long a prompt waits for others to join its batch"
     )
-    warmstart_steps: int = Field(300, gt=0, description="supervised steps that build the tiny policy")
+    warmstart_steps: int = Field(200, gt=0, description="supervised steps that build the tiny policy")
     threads: int = Field(
         0, ge=0, description="CPU threads for sampling; 0 means all that the process may use"
     )

@@ -1,7 +1,7 @@
 """Whose mistake is it when a kernel does not compile with the shim's headers? If in doubt, torch's headers decide.
 
 Plainly the author's are: broken syntax, names that no header can have declared there, and fundamental types that
-do not fit. Nothing counts as plain in a source that uses a macro which the shim does not know.
+do not fit. Nothing counts as plain in a source that uses a macro of torch's which the shim does not know.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ def plainly_the_authors(log: str, request: BuildRequest, home: Path, t: Toolchai
     found = [_GCC.fullmatch(line) or _EDG.fullmatch(line) for line in lines]
     if not found or not all(m and m["file"] in ("main.cpp", "cuda.cu") for m in found):
         return False
+    headers = _everything(t) if request.cuda_sources else _reachable(source, home, t)
     macros = set(_MACRO.findall(source)) - set(_DEFINED.findall(source))
-    if macros - _words_in((home / "include", t.shim_dir / "include"), macros):
+    unknown = macros - _words_in((home / "include", t.shim_dir / "include"), macros)
+    if _words_in(headers, unknown):
         return False
     messages = dict.fromkeys(m["message"] for m in found if m)
-    headers = _everything(t) if request.cuda_sources else _reachable(source, home, t)
     return all(_plain(message, source, headers) for message in messages)
 
 

@@ -17,7 +17,7 @@ from kpipe.domain.verdict import Outcome
 from kpipe.policy import grammar
 from kpipe.policy.chat import encode
 
-PROMPTS, SUGGESTIONS = 16, 4
+PROMPTS, SUGGESTIONS = 8, 8
 """A batch: so many prompts, and for each of them so many suggestions, which read it only once."""
 
 POOL = 16

@@ -33,10 +33,12 @@ class Supervisor:
         logs = log_dir(prepared.config, prepared.run.name)
         arguments = ["--run", prepared.run.name, "--db", db_url]
         free = cores_beside_the_clock()
+        # Strictly on-policy, nothing is timed while an update is made: the trainer may use the clock's core, too.
+        alone = prepared.config.collect.max_off_policy_steps == 0
         self.children = [
             Child("evaluate", arguments, logs / "evaluate.log"),
             Child("collect", arguments, logs / "collect.log", free),
-            Child("train", arguments, logs / "train.log", free),
+            Child("train", arguments, logs / "train.log", frozenset() if alone else free),
         ]
 
     def run_to_end(self) -> bool:
