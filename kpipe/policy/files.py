@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from kpipe.errors import PolicyError
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -60,9 +62,10 @@ def ensure_directory(path: Path, recipe: str, build: Callable[[Path], None]) -> 
             _flush(partial)
             _replace(partial, path)
             return made
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise PolicyError(
-            f"The policy directory {path} cannot be written: {error.strerror or error}.",
+            f"The policy directory {path} cannot be written: {reason}.",
             "Free the disk, check its permissions, or set output_dir to another place.",
         ) from None
 

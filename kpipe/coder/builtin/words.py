@@ -12,7 +12,7 @@ RULES: dict[str, str] = {
     "unroll": r"unroll|(multiple|independent|several) (accumulators|partial sums)",
     "poly": r"polynomial|minimax|range reduction|chebyshev",
     "fastmath": r"fast-?math|relaxed floating|reassociat",
-    "online": r"\bonline\b|welford|running (sum|max|mean)|one-?pass statistic",
+    "online": r"\bonline\b|welford|running (sum|max)|one-?pass statistic",
     "prefetch": r"prefetch",
     "library": r"\blibrary\b|\bblas\b|\bmkl\b|delegate",
     "wide": r"512-?bit|avx-?512|wide(st)? (vector|register)",

@@ -128,6 +128,29 @@ def test_unwritable_place_is_one_sentence(tmp_path: Path) -> None:
     assert "output_dir" in caught.value.fix
 
 
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from kpipe.config import Config, PolicyConfig
+from kpipe.errors import PolicyError
+from kpipe.policy import tiny
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+try:
+    tiny.ensure(Path(sys.argv[1]), Config(policy=PolicyConfig(warmstart_steps=1, device="cpu", threads=1)))
+except PolicyError as error:
+    print(error)
+"""
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_one_sentence(tmp_path: Path) -> None:
+    """A limit on file sizes stands for the full disk: both fail inside safetensors."""
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "base")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"The policy directory {tmp_path / 'base'} cannot be written: ")
+    assert not (tmp_path / "base").exists()
+
+
 def test_importing_the_port_is_cheap() -> None:
     code = "import sys, kpipe.policy; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
