@@ -64,8 +64,8 @@ def plainly_the_authors(log: str, request: BuildRequest, home: Path, t: Toolchai
     unknown = macros - _words_in((home / "include", t.shim_dir / "include"), macros)
     if _words_in(headers, unknown):
         return False
-    messages = dict.fromkeys(m["message"] for m in found if m)
-    return all(_plain(message, source, headers) for message in messages)
+    first = found[0]  # what follows may be its consequence: a name is unknown because its declaration failed
+    return first is not None and _plain(first["message"], source, headers)
 
 
 def _plain(message: str, source: str, headers: tuple[Path, ...]) -> bool:

@@ -81,17 +81,17 @@ def _build(
         try:
             home = ensure_runtime(cache).parent
         except EvaluatorError:  # no runtime library for this torch: slower, not impossible
-            return _stock(request, folder, timeout_s)
+            return build_stock(request, folder, timeout_s)
         for full in (True,) if shim_build.wants_full(request) else (False, True):
             library, log = shim_build.build(request, cache, folder, deadline - time.monotonic(), full=full)
             if library or plainly_the_authors(log, request, home, t):
                 return library, trim(log), "shim"
             if time.monotonic() >= deadline:
                 return None, _too_long(timeout_s), "shim"
-    return _stock(request, folder, deadline - time.monotonic())
+    return build_stock(request, folder, deadline - time.monotonic())
 
 
-def _stock(request: BuildRequest, folder: Path, timeout_s: float) -> _Outcome:
+def build_stock(request: BuildRequest, folder: Path, timeout_s: float) -> _Outcome:
     """torch's own load_inline, in a process of its own that does not load what it builds."""
     out = folder / "stock"
     out.mkdir()
