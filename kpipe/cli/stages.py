@@ -25,7 +25,7 @@ def run(
 
     from kpipe.config import load
     from kpipe.run.progress import Progress
-    from kpipe.run.report import print_report
+    from kpipe.run.report import options, print_report
     from kpipe.run.setup import finished_step, prepare
     from kpipe.run.supervisor import Supervisor
     from kpipe.store.database import Database
@@ -40,7 +40,9 @@ def run(
             console.print(f"Run {name!r} is finished: all {step} updates are done. Its summary:")
             print_report(console, database, db, prepared.run, prepared.config)
             console.print(
-                f"  kpipe run --set train.max_steps={step * 2}   # go on from here", highlight=False
+                f"  kpipe run{options(name, db)} --set train.max_steps={step * 2}  # go on from here",
+                highlight=False,
+                soft_wrap=True,
             )
             return
         if prepared.resumed:
@@ -124,5 +126,5 @@ def _log_to_stderr() -> None:
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
-    for noisy in ("httpx", "openai", "alembic"):
+    for noisy in ("httpx2", "openai", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

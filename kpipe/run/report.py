@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
@@ -10,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from kpipe.config import Config
+from kpipe.config import DEFAULT_DB, Config
 from kpipe.run.summary import Rise, rise, verdict_sentence
 from kpipe.store import inspect, policies
 from kpipe.store.database import Database
@@ -87,17 +88,25 @@ def _suggestions(db: Database, run: Run, rewards: Mapping[int, Sequence[float]])
     return table
 
 
+def options(run_name: str, db_url: str) -> str:
+    """What to add to `kpipe run` to mean this run of this database."""
+    words = [] if run_name in ("", "default") else ["--run", run_name]
+    words += [] if db_url == DEFAULT_DB else ["--db", db_url]
+    return "".join(f" {shlex.quote(word)}" for word in words)
+
+
 def _next_steps(console: Console, db: Database, db_url: str, run: Run) -> None:
     newest = db.read(policies.latest, run.id)
     if newest:
         console.print("final model:", os.path.relpath(newest.path), soft_wrap=True, highlight=False)
+    here = options("", db_url)
     path = db_url.removeprefix("sqlite:///")
+    client = f"sqlite3 {shlex.quote(path)}" if path != db_url else f"psql {shlex.quote(db_url)} -c"
     question = '"SELECT * FROM v_best"'
-    shell = f"sqlite3 {path} {question}" if path != db_url else f"psql {db_url} -c {question}"
     console.print("next:")
     for line in (
-        f"  {shell}",
-        "  kpipe run --run control --set train.learning_rate=0     # the control experiment: no rise",
-        "  kpipe run --config examples/qwen2-0.5b-kernelbench.toml # a real policy, a real coder",
+        f"  {client} {question}",
+        f"  kpipe run --run control --set train.learning_rate=0{here}  # the control experiment: no rise",
+        f"  kpipe run --run real --preset seed{here}  # Qwen2-0.5B-Instruct suggests, gpt-4o implements",
     ):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
