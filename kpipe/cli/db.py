@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from kpipe.cli.options import DEFAULT_DB, Db
+from kpipe.cli.prune import prune
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.command()(prune)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from kpipe.store.models import (
     evaluation,
     event,
     finding,
+    metadata,
     policy_version,
     problem,
     rollout_group,
@@ -30,14 +31,11 @@ from kpipe.store.models import (
 
 Ids = sa.Select[int]
 
-TEXTS = (
-    problem.c.reference_sha,
-    turn.c.prompt_sha,
-    turn.c.kernel_sha,
-    evaluation.c.kernel_sha,
-    evaluation.c.log_sha,
-    coder_call.c.request_sha,
-    coder_call.c.reply_sha,
+TEXTS = tuple(
+    column
+    for table in metadata.sorted_tables
+    for column in table.columns
+    if any(key.target_fullname == "blob.sha" for key in column.foreign_keys)
 )
 """Every column that names a text."""
 

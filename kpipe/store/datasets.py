@@ -300,7 +300,8 @@ def _look_at(conn: sa.Connection, query: sa.Select[Any], names: Sequence[str]) -
     """Of which kind the values of these columns are, seen row by row."""
     seen: dict[str, set[type]] = {name: set() for name in names}
     if names:
-        narrow: sa.Select[Any] = query.with_only_columns(*(sa.column(name) for name in names))
+        all_ = query.subquery()
+        narrow = sa.select(*(all_.c[name] for name in names))
         for batch in stream(conn, narrow):
             for name, values in zip(names, zip(*batch, strict=True), strict=True):
                 seen[name].update(map(type, values))

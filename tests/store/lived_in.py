@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from store.store_world import World, call
+
 from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.store import queue, rollouts
 from kpipe.store.database import Database
 from kpipe.store.records import SuggestedTurn, TokenRecord
-from store.store_world import DEVICE, World, call
 
 ODD = TokenRecord([2**31 - 1, 0], [-1, 7], [-0.0, -1e-38], {"seed": [1, 2**53], "ü": None}, "length")
 
@@ -31,6 +32,3 @@ def lived_in(db: Database) -> World:
     world.implement(world.suggest(members[1]), "waits")
     world.claim()
     return world
-
-
-__all__ = ["DEVICE", "lived_in"]
