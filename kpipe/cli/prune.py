@@ -60,7 +60,7 @@ def _seconds(age: str) -> float:
     from kpipe.errors import UsageError
 
     number, unit = age[:-1], age[-1:]
-    if unit not in _UNITS or not number.isdecimal() or int(number) == 0:
+    if unit not in _UNITS or not number.isdecimal() or not 0 < int(number) < 100_000:
         raise UsageError(f"{age!r} is no age.", "Write a number with h, d or w: --older-than 30d.")
     return int(number) * _UNITS[unit]
 

@@ -92,7 +92,10 @@ tags:
 
 
 _CHOOSE = "Choose other runs with --run, or wait until there is something."
-_ADVICE = {"sft": "Lower --min-speedup.", "preferences": "Lower --min-gap."}
+_ADVICE = {
+    "sft": "Lower --min-speedup.",
+    "preferences": "Lower --min-gap, or choose runs whose groups have several answers to one prompt.",
+}
 _TYPES = {
     "integer": "int64",
     "number": "float64",
