@@ -96,10 +96,12 @@ def _write_parquet(path: Path, fields: Sequence[Field], batches: Batches) -> int
 
 
 def _read_parquet(path: Path, fields: Sequence[Field]) -> Iterator[list[Row]]:
+    """Row group by row group: `iter_batches` would read ahead, up to the whole file."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(BATCH):
+        for i in range(file.num_row_groups):
+            batch = file.read_row_group(i)
             columns = [
                 [_parsed(v, field, _FROM_ARROW) for v in batch.column(field.name).to_pylist()]
                 for field in fields
