@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from kpipe.exchange.formats import Format
 from kpipe.store import belongings, datasets
 from kpipe.store.database import Database
 from kpipe.store.datasets import Choice
-from kpipe.store.portable import Field
+from kpipe.store.portable import Field, Row, json_text
 
 _ABOUT = {
     "turns": "One row per turn: what the policy read and said, the kernel that was made of it, and what became"
@@ -57,7 +57,25 @@ def _write(
 ) -> tuple[tuple[Field, ...], int]:
     runs = belongings.exactly(conn, names) if names else None
     found = datasets.dataset(conn, what, Choice(runs, *bounds))
-    return found.fields, formats.write(path, format, found.fields, found.batches)
+    fields, batches = _with_json_as_text(found.fields, found.batches)
+    return fields, formats.write(path, format, fields, batches)
+
+
+def _with_json_as_text(
+    fields: tuple[Field, ...], batches: Iterator[Sequence[Row]]
+) -> tuple[tuple[Field, ...], Iterator[Sequence[Row]]]:
+    """A data set's column has one type; what JSON holds differs from row to row."""
+    documents = {i for i, field in enumerate(fields) if field.kind == "json"}
+    if not documents:
+        return fields, batches
+    plain = tuple(Field(f.name, "text") if f.kind == "json" else f for f in fields)
+    return plain, ([_texted(row, documents) for row in batch] for batch in batches)
+
+
+def _texted(row: Row, documents: set[int]) -> Row:
+    return tuple(
+        json_text(value) if i in documents and value is not None else value for i, value in enumerate(row)
+    )
 
 
 def card(what: str, fields: Sequence[Field], count: int) -> str:
@@ -74,6 +92,9 @@ configs:
     path: data/train-*
 size_categories:
 - {size}
+dataset_info:
+  features:
+{_features(fields)}
 tags:
 - kpipe
 - gpu-kernels
@@ -91,19 +112,36 @@ tags:
 """
 
 
+def _features(fields: Sequence[Field], indent: str = "  ") -> str:
+    """The types for the loader, which would guess those of JSON lines from the first rows."""
+    lines = []
+    for field in fields:
+        lines.append(f"{indent}- name: {field.name}")
+        if field.kind == "records":
+            lines += [f"{indent}  list:", _features(field.fields, f"{indent}  ")]
+        else:
+            key, type_ = (
+                ("list", _LISTS[field.kind]) if field.kind in _LISTS else ("dtype", _DTYPES[field.kind])
+            )
+            lines.append(f"{indent}  {key}: {type_}")
+    return "\n".join(lines)
+
+
 _CHOOSE = "Choose other runs with --run, or wait until there is something."
 _ADVICE = {
     "sft": "Lower --min-speedup.",
     "preferences": "Lower --min-gap, or choose runs whose groups have several answers to one prompt.",
 }
-_TYPES = {
+_LISTS = {"integers": "int32", "float32s": "float32"}
+_DTYPES = {
     "integer": "int64",
     "number": "float64",
     "text": "string",
-    "json": "JSON in a string",
-    "time": "timestamp, UTC",
+    "time": "timestamp[us, tz=UTC]",
     "bytes": "binary",
-    "integers": "list of int32",
-    "float32s": "list of float32",
+}
+_TYPES = {
+    **_DTYPES,
+    **{kind: f"list of {type_}" for kind, type_ in _LISTS.items()},
     "records": "list of records",
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from kpipe.errors import StoreError, UsageError
-from kpipe.store.portable import BATCH, Field, Row, line
+from kpipe.store.portable import BATCH, Field, Row, json_text, line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,9 +135,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "bytes": lambda text: base64.b64decode(text, validate=True),
     "number": float,
 }
-_TO_ARROW: dict[str, Callable[[Any], Any]] = {
-    "json": lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-}
+_TO_ARROW: dict[str, Callable[[Any], Any]] = {"json": json_text}
 _FROM_ARROW: dict[str, Callable[[Any], Any]] = {"json": json.loads}
 _FORMATS: dict[str, tuple[Callable[..., int], Callable[..., Iterator[list[Row]]]]] = {
     "parquet": (_write_parquet, _read_parquet),

@@ -36,14 +36,19 @@ def exported(db: Database, folder: Path, what: str, format: str = "parquet", **o
 
 def loaded(folder: Path) -> Loaded:
     """As `datasets.load_dataset(folder)` finds it: by the card's glob, the reader by the file's suffix."""
-    _, header, _ = (folder / "README.md").read_text().split("---\n", 2)
-    (config,) = yaml.safe_load(header)["configs"]
+    (config,) = header(folder)["configs"]
     (split,) = config["data_files"]
     assert split["split"] == "train"
     (file,) = folder.glob(split["path"])
     if file.suffix == ".parquet":
         return pq.read_table(file).to_pylist()
     return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def header(folder: Path) -> dict[str, Any]:
+    _, text, _ = (folder / "README.md").read_text().split("---\n", 2)
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
 
 
 def test_turns_hold_what_the_sampler_returned(database: Database, tmp_path: Path) -> None:
@@ -94,12 +99,29 @@ def test_parquet_and_json_lines_hold_the_same(database: Database, tmp_path: Path
     for row in parquet:
         for name in times:
             row[name] = row[name] and row[name].isoformat(timespec="microseconds")
-    for row in lines:
-        for name, value in row.items():
-            if isinstance(value, dict):
-                row[name] = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert [list(row) for row in parquet] == [list(row) for row in lines]
     assert json.dumps(parquet) == json.dumps(lines)
+
+
+@pytest.mark.parametrize("what", ["turns", "groups", "v_turn", "v_faults"])
+def test_the_card_gives_the_types_of_the_file(database: Database, tmp_path: Path, what: str) -> None:
+    lived_in(database)
+    exported(database, tmp_path / "out", what)
+    (file,) = (tmp_path / "out" / "data").iterdir()
+    features = header(tmp_path / "out")["dataset_info"]["features"]
+    assert {f["name"]: typed(f) for f in features} == {
+        field.name: str(field.type) for field in pq.read_schema(file)
+    }
+
+
+def typed(feature: dict[str, Any]) -> str:
+    """A feature of the card as pyarrow spells its type."""
+    if "dtype" in feature:
+        return {"float64": "double"}.get(feature["dtype"], feature["dtype"])
+    if isinstance(feature["list"], str):
+        return f"list<element: {feature['list'].replace('float32', 'float')}>"
+    inner = ", ".join(f"{f['name']}: {typed(f)}" for f in feature["list"])
+    return f"list<element: struct<{inner}>>"
 
 
 def view_names(db: Database) -> list[str]:
