@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from kpipe.cli.options import DEFAULT_DB, Db
+from kpipe.cli.prune import prune
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.command()(prune)
 
 
 @app.command()
@@ -67,3 +69,35 @@ def backup(
     with Database.connect(db) as database:
         size = copy(database, target)
     typer.echo(f"{target} holds a complete copy ({size / 1e6:.1f} MB).")
+
+
+@app.command()
+def digest(db: Db = DEFAULT_DB) -> None:
+    """Print a SHA-256 of everything that is stored, ids included, the same on SQLite and Postgres.
+
+    Example: kpipe db digest --db postgresql://kpipe@dbhost/kpipe
+    """
+    from kpipe.store import portable
+    from kpipe.store.database import Database
+
+    with Database.open(db) as database:
+        typer.echo(database.read(portable.digest))
+
+
+@app.command("copy")
+def copy_database(
+    source: Annotated[str, typer.Argument(metavar="SOURCE_URL", help="Database to read.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET_URL", help="Database to fill; it must be empty.")],
+) -> None:
+    """Copy everything into an empty database of the same or the other kind, and compare the digests.
+
+    In one transaction: after an interruption the target is empty, and the command can be typed again.
+
+    Example: kpipe db copy sqlite:///kpipe.db postgresql://kpipe@dbhost/kpipe
+    """
+    from kpipe.store.copying import copy, open_target
+    from kpipe.store.database import Database
+
+    with Database.open(source) as read, open_target(target) as filled:
+        rows, digest = copy(read, filled)
+        typer.echo(f"{filled.name} holds the same {rows} rows as {read.name}: digest {digest}.")

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from kpipe.assets import asset
 from kpipe.errors import StoreError
-from kpipe.store import blobs, tokens
-from kpipe.store.models import blob, evaluation, train_step, turn
+from kpipe.store import blobs, portable, tokens
+from kpipe.store.models import blob, evaluation, train_sample, train_step, turn
 from kpipe.store.models import tokens as tokens_table
 
 BATCH = 500
@@ -23,6 +23,8 @@ def verify(conn: sa.Connection) -> dict[str, int]:
         "complaints of the database engine": _engine_says(conn),
         "texts that are not what their digest says": _damaged_texts(conn),
         "token frames that cannot be read": _damaged_frames(conn),
+        "updates that say another number of samples than they have": _miscounted_updates(conn),
+        "tables that would give an id twice": _repeating_ids(conn),
     }
     for name, query in invariants().items():
         found[name] = list(conn.exec_driver_sql(query).scalars())
@@ -70,6 +72,34 @@ def _damaged_frames(conn: sa.Connection) -> list[int]:
         except StoreError:
             damaged.append(turn_id)
     return damaged
+
+
+def _miscounted_updates(conn: sa.Connection) -> list[str]:
+    """The metrics of an update count what it was trained on, too."""
+    s, t = train_step.c, train_sample.c
+    trained = (
+        sa.select(sa.func.count())
+        .where(t.run_id == s.run_id, t.step == s.step, t.drop_reason.is_(None))
+        .scalar_subquery()
+    )
+    rows = _stream(conn, sa.select(s.run_id, s.step, s.metrics, trained).order_by(s.run_id, s.step))
+    return [
+        f"run {run_id} step {step}" for run_id, step, said, n in rows if said.get("samples_trained", n) != n
+    ]
+
+
+def _repeating_ids(conn: sa.Connection) -> list[str]:
+    """Postgres counts apart from the rows; SQLite looks at them."""
+    if conn.dialect.name != "postgresql":
+        return []
+    return [table for table in portable.tables() if _repeats(conn, table)]
+
+
+def _repeats(conn: sa.Connection, table: str) -> bool:
+    if (sequence := portable.sequence_of(conn, table)) is None:
+        return False
+    query = f'SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END < (SELECT max(id) FROM "{table}") FROM {sequence}'  # noqa: S608 - names of our own
+    return bool(conn.exec_driver_sql(query).scalar_one())
 
 
 def _stream(conn: sa.Connection, query: sa.Select[Any]) -> Iterator[Any]:

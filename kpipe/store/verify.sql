@@ -33,7 +33,7 @@ GROUP BY v.run_id
 HAVING count(*) <> count(s.step) + 1 OR min(v.step) <> 0 OR max(v.step) <> count(*) - 1;
 
 -- updates whose policy versions are not their own
-SELECT s.step
+SELECT 'run ' || s.run_id || ' step ' || s.step
 FROM train_step s
 JOIN policy_version i ON i.id = s.policy_in_id
 JOIN policy_version o ON o.id = s.policy_out_id
@@ -89,6 +89,23 @@ FROM turn u
 JOIN evaluation e ON e.id = u.evaluation_id
 WHERE u.outcome IS NOT NULL AND (e.outcome IS NULL OR e.outcome <> u.outcome);
 
+-- turns with an outcome that no evaluation found
+SELECT id
+FROM turn
+WHERE outcome IS NOT NULL AND outcome <> 'unchanged' AND evaluation_id IS NULL;
+
+-- correct verdicts without times and speedup, or with impossible ones
+SELECT id
+FROM evaluation
+WHERE outcome = 'correct'
+  AND (time_ms IS NULL OR baseline_ms IS NULL OR speedup IS NULL
+       OR time_ms <= 0 OR baseline_ms <= 0 OR speedup <= 0 OR speedup_low > speedup_high);
+
+-- calls to the coder with both a reply and an error, or with neither
+SELECT id
+FROM coder_call
+WHERE (reply_sha IS NULL) <> (error IS NOT NULL);
+
 -- turns from a policy of another run
 SELECT u.id
 FROM turn u
@@ -96,6 +113,24 @@ JOIN policy_version v ON v.id = u.policy_version_id
 JOIN trajectory t ON t.id = u.trajectory_id
 JOIN rollout_group g ON g.id = t.group_id
 WHERE v.run_id <> g.run_id;
+
+-- turns from a policy that is not older than the update which consumed them
+SELECT u.id
+FROM turn u
+JOIN policy_version v ON v.id = u.policy_version_id
+JOIN trajectory t ON t.id = u.trajectory_id
+JOIN rollout_group g ON g.id = t.group_id
+WHERE v.step >= g.consumed_step;
+
+-- groups that are finished and have no time of it, or are open and have one
+SELECT id
+FROM rollout_group
+WHERE (state = 'open') <> (finished_at IS NULL);
+
+-- trained turns with both an advantage and a reason to drop them, or with neither
+SELECT turn_id
+FROM train_sample
+WHERE (advantage IS NULL) <> (drop_reason IS NOT NULL);
 
 -- trained turns that were not settled when they were trained
 SELECT s.turn_id

@@ -132,3 +132,13 @@ def _fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_checkpoint_of(path: Path, run_name: str) -> bool:
+    """Is this a directory that a trainer made for the run: <run name>/step-000012?"""
+    return bool(_NAME.fullmatch(path.name)) and path.parent.name == run_name and path.is_dir()
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint; while that lasts it has another name."""
+    _remove(path)

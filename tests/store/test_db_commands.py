@@ -67,6 +67,6 @@ def test_drift_is_an_error(empty_url: str) -> None:
         typed("check", "--db", empty_url)
 
 
-@pytest.mark.parametrize("command", ["upgrade", "check", "verify", "backup"])
+@pytest.mark.parametrize("command", ["upgrade", "check", "verify", "backup", "digest", "copy", "prune"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"Example: kpipe db {command}" in typed(command, "--help")
