@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kpipe import __version__
-from kpipe.cli import config, db, doctor, problems, stages
+from kpipe.cli import config, db, doctor, problems, sql, stages
 
 app = typer.Typer(
     name="kpipe",
@@ -39,6 +39,7 @@ app.command()(stages.collect)
 app.command()(stages.evaluate)
 app.command()(stages.train)
 app.command()(doctor.doctor)
+app.command()(sql.sql)
 app.add_typer(problems.app, name="problems", help="List, show and add problems.")
 app.add_typer(config.app, name="config", help="Show the configuration.")
 app.add_typer(db.app, name="db", help="Create, check, verify and back up the trajectory database.")
