@@ -12,8 +12,6 @@ import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any, cast
 
 import psycopg
@@ -23,9 +21,7 @@ from kpipe.errors import UsageError
 from kpipe.store import sqlite
 from kpipe.store.database import Database
 from kpipe.store.failures import explain
-from kpipe.store.sql import dump_json
-
-Value = None | bool | int | float | str | bytes
+from kpipe.store.sql import Value, plain
 
 _ELSEWHERE = {
     sqlite3.SQLITE_ATTACH,
@@ -93,7 +89,7 @@ def _postgres(db: Database, sql: str) -> Iterator[Answer]:
             raise _no_question()
         stream = cast("Generator[Any, None, None]", raw.cursor().stream(sql.encode()))
         with closing(stream) as rows:  # what a reader leaves unread is cancelled
-            yield Answer(columns, (tuple(map(_plain, row)) for row in rows))
+            yield Answer(columns, (tuple(map(plain, row)) for row in rows))
 
 
 def _described(raw: psycopg.Connection[Any], sql: str) -> tuple[str, ...]:
@@ -103,24 +99,6 @@ def _described(raw: psycopg.Connection[Any], sql: str) -> tuple[str, ...]:
         if result.status != psycopg.pq.ExecStatus.COMMAND_OK:
             raise psycopg.errors.error_from_result(result)
     return tuple((result.fname(i) or b"").decode() for i in range(result.nfields))
-
-
-def _plain(value: Any) -> Value:
-    """What Postgres' driver gives, as SQLite would have said it."""
-    match value:
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
-        case datetime():
-            utc = value.astimezone(UTC) if value.tzinfo else value
-            return utc.replace(tzinfo=None).isoformat(" ", "milliseconds")
-        case dict() | list():
-            return dump_json(value)
-        case memoryview():
-            return bytes(value)
-        case None | bool() | int() | float() | str() | bytes():
-            return value
-        case _:
-            return str(value)
 
 
 def _explained(db: Database, error: sqlite3.Error | sqlite3.Warning | psycopg.Error) -> BaseException:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from kpipe.cli.app import app
 from kpipe.errors import KpipeError, StoreError, UsageError
-from kpipe.store.ask import Value, ask
+from kpipe.store.ask import ask
 from kpipe.store.database import Database
+from kpipe.store.sql import Value
 from kpipe.store.verify import verify
 
 WRITES = [
