@@ -41,10 +41,10 @@ Watch = Annotated[
     ),
 ]
 Run = Annotated[str | None, typer.Option("--run", help="Name of a run; by default all of them.")]
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of a run; without it, all runs.")]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a run; without it, all runs.")]
 Id = Annotated[
     int | None,
-    typer.Argument(metavar="[ID]", min=0, max=2**63 - 1, help="Its id; without one, the newest are listed."),
+    typer.Argument(metavar="ID", min=0, max=2**63 - 1, help="Its id; without one, the newest are listed."),
 ]
 
 

@@ -141,6 +141,7 @@ class World:
         groups: Sequence[Sequence[Sample]],
         stale: Sequence[int] = (),
         drop: Mapping[int, str] = MappingProxyType({}),
+        **metrics: float,
     ) -> PolicyVersion:
         """`drop` gives the reason for turns that the update did not learn from."""
         came_in = self.db.read(policies.get, self.run.id, step - 1)
@@ -153,7 +154,6 @@ class World:
             for s in group
         ]
         checkpoint = (f"/checkpoints/{step}", f"digest-{step}")
-        metrics = {"loss": 0.25 * step}
         return self.db.write(
             training.commit_step,
             self.run.id,
@@ -161,7 +161,7 @@ class World:
             came_in.id,
             checkpoint,
             f"hash-{step}",
-            metrics,
+            {"loss": 0.25 * step, **metrics},
             samples,
             stale,
         )
