@@ -45,14 +45,19 @@ LEFT JOIN policy_version v ON v.id = u.policy_version_id
 LEFT JOIN evaluation e ON e.id = u.evaluation_id
 GROUP BY g.id, r.name, g.ordinal, p.name, g.state, g.size, g.consumed_step, g.created_at, g.finished_at;
 
--- The fastest correct kernel of every problem, run by run.
+-- The fastest correct kernel of every problem, run by run: placed by few columns, then joined with the rest.
 CREATE VIEW v_best AS
-SELECT run, suite, level, problem, speedup, speedup_low, speedup_high, baseline_ms, time_ms, suggestion,
-       policy_step, kernel_sha, evaluation_id, turn_id, run_id, problem_id
-FROM (SELECT v_turn.*, row_number() OVER (PARTITION BY run_id, problem_id
-                                          ORDER BY speedup DESC, turn_id) AS place
-      FROM v_turn WHERE outcome = 'correct') ranked
-WHERE place = 1;
+SELECT u.run, u.suite, u.level, u.problem, u.speedup, u.speedup_low, u.speedup_high, u.baseline_ms, u.time_ms,
+       u.suggestion, u.policy_step, u.kernel_sha, u.evaluation_id, u.turn_id, ranked.run_id, ranked.problem_id
+FROM (SELECT u.id, g.run_id, g.problem_id,
+             row_number() OVER (PARTITION BY g.run_id, g.problem_id ORDER BY e.speedup DESC, u.id) AS place
+      FROM rollout_group g
+      JOIN trajectory t ON t.group_id = g.id
+      JOIN turn u ON u.trajectory_id = t.id
+      JOIN evaluation e ON e.id = u.evaluation_id
+      WHERE u.outcome = 'correct') ranked
+JOIN v_turn u ON u.turn_id = ranked.id
+WHERE ranked.place = 1;
 
 -- The ten fastest correct kernels of every problem on every kind of device, over all runs.
 CREATE VIEW v_leaderboard AS
