@@ -167,15 +167,15 @@ GROUP BY u.run, u.policy_step;
 
 -- How settled turns ended: with a verdict on the kernel, or with a fault of the machine or the coder.
 CREATE VIEW v_outcomes AS
-SELECT r.name AS run, CASE WHEN u.fault IS NULL THEN 'verdict' ELSE 'fault' END AS source,
-       coalesce(u.fault, u.outcome) AS kind, count(*) AS turns,
-       count(*) * 1.0 / sum(count(*)) OVER (PARTITION BY r.name) AS share
-FROM turn u
-JOIN trajectory t ON t.id = u.trajectory_id
-JOIN rollout_group g ON g.id = t.group_id
-JOIN run r ON r.id = g.run_id
-WHERE u.state = 'settled'
-GROUP BY r.name, CASE WHEN u.fault IS NULL THEN 'verdict' ELSE 'fault' END, coalesce(u.fault, u.outcome);
+SELECT r.name AS run, CASE WHEN ended.fault IS NULL THEN 'verdict' ELSE 'fault' END AS source,
+       coalesce(ended.fault, ended.outcome) AS kind, ended.turns,
+       ended.turns * 1.0 / sum(ended.turns) OVER (PARTITION BY ended.run_id) AS share
+FROM (SELECT g.run_id, u.fault, u.outcome, count(*) AS turns
+      FROM turn u
+      JOIN trajectory t ON t.id = u.trajectory_id
+      JOIN rollout_group g ON g.id = t.group_id
+      WHERE u.state = 'settled' GROUP BY g.run_id, u.fault, u.outcome) ended
+JOIN run r ON r.id = ended.run_id;
 
 -- Turns that an update looked at and did not learn from: stale, without signal, too like one another.
 CREATE VIEW v_dropped AS
@@ -219,14 +219,14 @@ JOIN run r ON r.id = used.run_id
 JOIN coder_call c ON c.id = used.coder_call_id
 GROUP BY r.name
 UNION ALL
-SELECT r.name, 'evaluate', work.name, count(*),
-       sum(CASE WHEN work.name = 'build' THEN e.build_s ELSE e.run_s END)
-FROM (SELECT DISTINCT g.run_id, u.evaluation_id
-      FROM turn u
-      JOIN trajectory t ON t.id = u.trajectory_id
-      JOIN rollout_group g ON g.id = t.group_id
-      WHERE u.evaluation_id IS NOT NULL) used
-JOIN run r ON r.id = used.run_id
-JOIN evaluation e ON e.id = used.evaluation_id
-JOIN (SELECT 'build' AS name UNION ALL SELECT 'check and time') work ON e.outcome IS NOT NULL
-GROUP BY r.name, work.name;
+SELECT r.name, 'evaluate', work.name, done.n, CASE WHEN work.name = 'build' THEN done.build_s ELSE done.run_s END
+FROM (SELECT used.run_id, count(*) AS n, sum(e.build_s) AS build_s, sum(e.run_s) AS run_s
+      FROM (SELECT DISTINCT g.run_id, u.evaluation_id
+            FROM turn u
+            JOIN trajectory t ON t.id = u.trajectory_id
+            JOIN rollout_group g ON g.id = t.group_id
+            WHERE u.evaluation_id IS NOT NULL) used
+      JOIN evaluation e ON e.id = used.evaluation_id
+      WHERE e.outcome IS NOT NULL GROUP BY used.run_id) done
+JOIN run r ON r.id = done.run_id
+CROSS JOIN (SELECT 'build' AS name UNION ALL SELECT 'check and time') work;

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from bulk import DEVICE, MEMBERS, TURNS, fill
+from bulk import DEVICE, FRESH, MEMBERS, TURNS, fill
 from sqlalchemy import event
 from store.store_world import GOOD, TOKENS, call
 
@@ -66,6 +66,7 @@ def collect(db: Database, run_id: int) -> None:
     db.read(rollouts.evaluations, [job])
     db.write(rollouts.settle, turn, reward=1.0, outcome="correct", fault=None, last=True)
     db.read(rollouts.next_ordinal, run_id)
+    assert db.read(rollouts.ahead, run_id, 1) == {"open": 0, "fresh": FRESH + 1, "trainer_step": version.step}
 
 
 def train(db: Database, run_id: int) -> None:
