@@ -122,13 +122,13 @@ def median_ms(action: Action, times: int) -> float:
     return statistics.median(took)
 
 
-def measure(db: Database, turns: int) -> dict[str, float]:
+def measure(db: Database, turns: int, *, with_pages: bool) -> dict[str, float]:
     started = time.perf_counter()
     run_id = fill(db, turns, min(1000, FULL_FRAMES // turns))
     print(f"<!-- {db.dialect}: {turns} turns in {time.perf_counter() - started:.0f} s -->", flush=True)
     return {
         **{f"stage | {name}": median_ms(action, 25) for name, action in stages(db, run_id)},
-        **{f"page | {name}": median_ms(action, 3) for name, action in pages(db, run_id)},
+        **{f"page | {name}": median_ms(action, 3) for name, action in pages(db, run_id) if with_pages},
     }
 
 
@@ -138,6 +138,7 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, nargs="+", default=[100_000])
     parser.add_argument("--only", choices=["SQLite", "Postgres"], help="one database instead of both")
+    parser.add_argument("--no-pages", action="store_true", help="only the statements of the stages")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     a = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
@@ -146,7 +147,7 @@ def main() -> None:
             for name, url in urls.items():
                 if a.only in (None, name):
                     with Database.open(url, create=True) as db:
-                        results[f"{name}, {turns:,} turns"] = measure(db, turns)
+                        results[f"{name}, {turns:,} turns"] = measure(db, turns, with_pages=not a.no_pages)
     print(f"Python {platform.python_version()}, milliseconds\n")
     print(f"| kind | what | {' | '.join(results)} |\n| --- | --- |{' ---: |' * len(results)}")
     for what in next(iter(results.values())):

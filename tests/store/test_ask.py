@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,17 @@ POSTGRES_TRICKS = [
     "SELECT nextval('turn_id_seq')",
     "COPY turn TO STDOUT",
 ]
+READY_AND_ASK = """
+import sys
+from kpipe.cli import main
+from kpipe.store import ask
+def now_asking(db, sql, real=ask.ask):
+    print("asking", flush=True)
+    return real(db, sql)
+ask.ask = now_asking
+sys.argv = ["kpipe", "sql", sys.argv[2], "--db", sys.argv[1]]
+main()
+"""
 
 
 @pytest.fixture
@@ -187,3 +201,15 @@ def test_everything_a_person_can_type_wrong_is_a_kpipe_error(tmp_path: Path) -> 
     for url in (f"sqlite:///{tmp_path / 'text.db'}", "mysql://host/name", "nonsense"):
         with pytest.raises(KpipeError):
             typed(url, "SELECT 1")
+
+
+def test_a_long_question_can_be_interrupted(played: World, database_url: str) -> None:
+    """The database works on it for ever, without giving a row: Ctrl-C still ends it."""
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    command = [sys.executable, "-c", READY_AND_ASK, database_url, endless]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == "asking\n"
+        asking.send_signal(signal.SIGINT)
+        asking.communicate()
+        assert asking.returncode == 130
