@@ -51,6 +51,10 @@ class PostgresServer:
         with psycopg.connect(self.url(database), autocommit=True) as conn:
             conn.execute(statement)  # type: ignore[arg-type]
 
+    def tool(self, name: str) -> Path:
+        """One of the programs that come with the server, such as psql."""
+        return self.tools / name
+
     def stop(self) -> None:
         if self.guard:
             self.guard.communicate()  # closes its standard input, and waits for its end
@@ -61,7 +65,8 @@ class PostgresServer:
             nobody = pwd.getpwnam("nobody")
             self.run_as = {"user": nobody.pw_uid, "group": nobody.pw_gid}
             os.chown(self.home, nobody.pw_uid, nobody.pw_gid)
-        tools, data, log = self._tools(), self.home / "data", self.home / "log"
+        self.tools = tools = self._tools()
+        data, log = self.home / "data", self.home / "log"
         settings = ["listen_addresses=", f"unix_socket_directories={self.home}", "max_connections=200"]
         if not self.durable:
             settings += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kpipe import __version__
-from kpipe.cli import config, db, doctor, export, problems, stages
+from kpipe.cli import config, db, doctor, export, problems, show, sql, stages
 
 app = typer.Typer(
     name="kpipe",
@@ -41,6 +41,10 @@ app.command()(stages.train)
 app.command()(doctor.doctor)
 app.command()(export.export)
 app.command("import")(export.import_)
+app.command()(sql.sql)
+app.add_typer(
+    show.app, name="show", help="Show runs, groups, trajectories, turns, queue, workers, best kernels, costs."
+)
 app.add_typer(problems.app, name="problems", help="List, show and add problems.")
 app.add_typer(config.app, name="config", help="Show the configuration.")
 app.add_typer(db.app, name="db", help="Create, check, verify, copy and prune the trajectory database.")

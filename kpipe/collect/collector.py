@@ -197,12 +197,12 @@ class Collector:
             self._play(group)
 
     async def _has_room(self) -> bool:
-        counts = await self.db.aread(rollouts.counts, self.run.id, self.config.collect.max_off_policy_steps)
         c = self.config
+        ahead = await self.db.aread(rollouts.ahead, self.run.id, c.collect.max_off_policy_steps)
         return may_start(
-            running=counts["open"],
-            fresh=counts["fresh"],
-            trainer_step=counts["trainer_step"],
+            running=ahead["open"],
+            fresh=ahead["fresh"],
+            trainer_step=ahead["trainer_step"],
             max_steps=c.train.max_steps,
             groups_per_step=c.collect.groups_per_step,
             max_off_policy_steps=c.collect.max_off_policy_steps,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -88,6 +88,12 @@ class Database:
     def write(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn` in a transaction: committed when it returns, undone when it raises. Raises StoreError."""
         return self._writes.submit(self._run_write, fn, args, kwargs).result()
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection like that of `read`, in the caller's own thread: for answers that are streamed."""
+        with explained(self.name), self._reader.connect() as conn:
+            yield conn
 
     async def aread(
         self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs

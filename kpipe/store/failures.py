@@ -62,8 +62,8 @@ def explained(db: str) -> Iterator[None]:
         raise known from error
 
 
-def explain(error: DBAPIError | sqlite3.Error, db: str) -> StoreError | None:
-    """The sentence for this error of `db`, None when no user can mend it."""
+def explain(error: Exception, db: str) -> StoreError | None:
+    """The sentence for this error of `db`, from SQLAlchemy or a driver; None when no user can mend it."""
     cause: object = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
         known = _lookup(_SQLITE, getattr(cause, "sqlite_errorname", ""))

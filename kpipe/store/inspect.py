@@ -24,8 +24,12 @@ _REWARDS = sa.text(
 _BEST_OF_TRAJECTORY = sa.text(
     "SELECT s.step, max(CASE WHEN u.outcome = 'correct' THEN e.speedup ELSE 0.0 END) "  # noqa: S608
     f"FROM {_TRAINED} LEFT JOIN evaluation e ON e.id = u.evaluation_id "
-    "WHERE s.run_id = :run_id AND u.reward IS NOT NULL "
+    "WHERE s.run_id = :run_id AND s.step >= :since AND u.reward IS NOT NULL "
     "GROUP BY s.step, u.trajectory_id ORDER BY s.step, u.trajectory_id"
+)
+_MEAN_REWARDS = sa.text(
+    f"SELECT s.step, avg(u.reward) FROM {_TRAINED} "  # noqa: S608
+    "WHERE s.run_id = :run_id AND u.reward IS NOT NULL GROUP BY s.step ORDER BY s.step"
 )
 _BEST_KERNELS = sa.text(
     "SELECT problem, speedup, speedup_low, speedup_high, kernel_sha, time_ms, baseline_ms "
@@ -53,10 +57,10 @@ def progress(conn: sa.Connection, run_id: int) -> dict[str, Any]:
     best speedup of a trajectory). `reward_by_step` (means), `best` speedup by problem, `coder_usd`.
     """
     groups = rollouts.counts(conn, run_id)
-    rewards = {step: fmean(xs) for step, xs in rewards_by_step(conn, run_id).items()}
-    bests = {step: fmean(xs) for step, xs in best_speedups_by_step(conn, run_id).items()}
+    rewards = dict(fetch(conn, _MEAN_REWARDS, run_id=run_id))
     steps = training.steps(conn, run_id)
     step, metrics = steps[-1] if steps else (0, {})
+    bests = best_speedups_by_step(conn, run_id, step).get(step)
     return {
         **{f"groups_{state}": groups[state] for state in ("open", "complete", "failed")},
         "turns": conn.execute(_TURNS, {"run_id": run_id}).scalar_one(),
@@ -66,7 +70,7 @@ def progress(conn: sa.Connection, run_id: int) -> dict[str, Any]:
         "metrics": metrics,
         "reward_by_step": rewards,
         "mean_reward": rewards.get(step),
-        "mean_best": bests.get(step),
+        "mean_best": fmean(bests) if bests else None,
         "best": {k.problem: k.speedup for k in best_kernels(conn, run_id)},
         "coder_usd": rollouts.call_usd(conn, run_id),
     }
@@ -77,12 +81,12 @@ def rewards_by_step(conn: sa.Connection, run_id: int) -> dict[int, list[float]]:
     return _by_step(fetch(conn, _REWARDS, run_id=run_id))
 
 
-def best_speedups_by_step(conn: sa.Connection, run_id: int) -> dict[int, list[float]]:
-    """Best correct speedup of each trajectory of each update, 0.0 where nothing was correct.
+def best_speedups_by_step(conn: sa.Connection, run_id: int, since: int = 0) -> dict[int, list[float]]:
+    """Best correct speedup of each trajectory of each update from `since` on, 0.0 where nothing was correct.
 
     A trajectory without any reward says nothing about the policy and is left out.
     """
-    return _by_step(fetch(conn, _BEST_OF_TRAJECTORY, run_id=run_id))
+    return _by_step(fetch(conn, _BEST_OF_TRAJECTORY, run_id=run_id, since=since))
 
 
 def best_kernels(conn: sa.Connection, run_id: int) -> list[BestKernel]:

@@ -178,7 +178,7 @@ def reap(conn: sa.Connection, max_attempts: int) -> int:
     expired = (
         sa.select(e.c.id, e.c.attempt, e.c.worker_id)
         .where(e.c.state == word("running"), e.c.lease_until <= now())
-        .order_by(e.c.id)
+        .order_by(e.c.lease_until, e.c.id)  # by id, SQLite would read the whole table in its order
         .with_for_update(skip_locked=True)
     )
     rows = conn.execute(expired).all()

@@ -31,6 +31,7 @@ from kpipe.store.sql import add_if_new, after, fetch, fetch_one, now, word
 from kpipe.store.verdicts import evaluations
 
 __all__ = [
+    "ahead",
     "cached_call",
     "call_usd",
     "claim_group",
@@ -276,19 +277,27 @@ def _close_trajectory(conn: sa.Connection, trajectory_id: int) -> None:
     events.log(conn, f"group_{state}", "group", group_id, "collect")
 
 
-def counts(conn: sa.Connection, run_id: int, max_off_policy_steps: int = 0) -> dict[str, int]:
-    """Groups `open`, `complete`, `failed`, `fresh` (complete, to be trained, not stale); `trainer_step`."""
+def ahead(conn: sa.Connection, run_id: int, max_off_policy_steps: int) -> dict[str, int]:
+    """Groups that are `open` and `fresh` (complete, to be trained, not stale); `trainer_step`.
+
+    Costs the same however long the run is: finished groups are not looked at.
+    """
     g, p = rollout_group, policy_version
-    by_state = sa.select(g.c.state, sa.func.count()).where(g.c.run_id == run_id).group_by(g.c.state)
+    is_open = (g.c.run_id == run_id, g.c.state == word("open"))
     step = conn.execute(sa.select(sa.func.max(p.c.step)).where(p.c.run_id == run_id)).scalar_one() or 0
     return {
-        "open": 0,
-        "complete": 0,
-        "failed": 0,
-        **dict(fetch(conn, by_state)),
+        "open": conn.execute(sa.select(sa.func.count()).select_from(g).where(*is_open)).scalar_one(),
         "fresh": training.ready(conn, run_id, step, max_off_policy_steps),
         "trainer_step": step,
     }
+
+
+def counts(conn: sa.Connection, run_id: int, max_off_policy_steps: int = 0) -> dict[str, int]:
+    """What `ahead` says, and all groups that are `complete` and `failed`."""
+    g = rollout_group
+    by_state = sa.select(g.c.state, sa.func.count()).where(g.c.run_id == run_id).group_by(g.c.state)
+    known = ahead(conn, run_id, max_off_policy_steps)
+    return {"complete": 0, "failed": 0, **dict(fetch(conn, by_state)), **known}
 
 
 def call_usd(conn: sa.Connection, run_id: int) -> float:

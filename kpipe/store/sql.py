@@ -6,6 +6,8 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -15,6 +17,8 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 Time = sa.DateTime(timezone=True)
+Value = None | bool | int | float | str | bytes
+"""What a query by hand gives on both databases: times are UTC text, JSON is text."""
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -118,6 +122,24 @@ def _if_new(dialect: str, table: sa.Table) -> Any:
 def clean(text: str) -> str:
     """NUL and lone surrogates, which no database text can hold, become U+FFFD."""
     return text if text.isascii() and "\0" not in text else _UNSTORABLE.sub("\ufffd", text)
+
+
+def plain(value: Any) -> Value:
+    """What Postgres' driver gives, as SQLite says it."""
+    match value:
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case datetime():
+            utc = value.astimezone(UTC) if value.tzinfo else value
+            return utc.replace(tzinfo=None).isoformat(" ", "milliseconds")
+        case dict() | list():
+            return dump_json(value)
+        case memoryview():
+            return bytes(value)
+        case None | bool() | int() | float() | str() | bytes():
+            return value
+        case _:
+            return str(value)
 
 
 def dump_json(value: Any) -> str:

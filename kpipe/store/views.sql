@@ -17,37 +17,47 @@ JOIN policy_version v ON v.id = u.policy_version_id
 JOIN tokens k ON k.turn_id = u.id
 LEFT JOIN evaluation e ON e.id = u.evaluation_id;
 
+-- These two join the tables themselves: SQLite would first build the whole of a view that is LEFT JOINed.
 CREATE VIEW v_trajectory AS
 SELECT t.id AS trajectory_id, r.name AS run, g.ordinal AS group_ordinal, p.name AS problem, t.member,
-       t.state, count(u.turn_id) AS turns, sum(u.reward) AS reward, count(u.fault) AS faults,
-       max(CASE WHEN u.outcome = 'correct' THEN u.speedup END) AS best_speedup
+       t.state, count(u.id) AS turns, sum(u.reward) AS reward, count(u.fault) AS faults,
+       max(CASE WHEN u.outcome = 'correct' THEN e.speedup END) AS best_speedup, t.group_id
 FROM trajectory t
 JOIN rollout_group g ON g.id = t.group_id
 JOIN run r ON r.id = g.run_id
 JOIN problem p ON p.id = g.problem_id
-LEFT JOIN v_turn u ON u.trajectory_id = t.id
-GROUP BY t.id, r.name, g.ordinal, p.name, t.member, t.state;
+LEFT JOIN turn u ON u.trajectory_id = t.id
+LEFT JOIN evaluation e ON e.id = u.evaluation_id
+GROUP BY t.id, r.name, g.ordinal, p.name, t.member, t.state, t.group_id;
 
 CREATE VIEW v_group AS
 SELECT g.id AS group_id, r.name AS run, g.ordinal, p.name AS problem, g.state, g.size, g.consumed_step,
-       count(u.turn_id) AS turns, count(u.fault) AS faults, min(u.policy_step) AS oldest_policy_step,
+       count(u.id) AS turns, count(u.fault) AS faults, min(v.step) AS oldest_policy_step,
        avg(u.reward) AS mean_reward, min(u.reward) AS lowest_reward, max(u.reward) AS highest_reward,
-       max(CASE WHEN u.outcome = 'correct' THEN u.speedup END) AS best_speedup,
+       max(CASE WHEN u.outcome = 'correct' THEN e.speedup END) AS best_speedup,
        g.created_at, g.finished_at
 FROM rollout_group g
 JOIN run r ON r.id = g.run_id
 JOIN problem p ON p.id = g.problem_id
-LEFT JOIN v_turn u ON u.group_id = g.id
+LEFT JOIN trajectory t ON t.group_id = g.id
+LEFT JOIN turn u ON u.trajectory_id = t.id
+LEFT JOIN policy_version v ON v.id = u.policy_version_id
+LEFT JOIN evaluation e ON e.id = u.evaluation_id
 GROUP BY g.id, r.name, g.ordinal, p.name, g.state, g.size, g.consumed_step, g.created_at, g.finished_at;
 
--- The fastest correct kernel of every problem, run by run.
+-- The fastest correct kernel of every problem, run by run: placed by few columns, then joined with the rest.
 CREATE VIEW v_best AS
-SELECT run, suite, level, problem, speedup, speedup_low, speedup_high, baseline_ms, time_ms, suggestion,
-       policy_step, kernel_sha, evaluation_id, turn_id, run_id, problem_id
-FROM (SELECT v_turn.*, row_number() OVER (PARTITION BY run_id, problem_id
-                                          ORDER BY speedup DESC, turn_id) AS place
-      FROM v_turn WHERE outcome = 'correct') ranked
-WHERE place = 1;
+SELECT u.run, u.suite, u.level, u.problem, u.speedup, u.speedup_low, u.speedup_high, u.baseline_ms, u.time_ms,
+       u.suggestion, u.policy_step, u.kernel_sha, u.evaluation_id, u.turn_id, ranked.run_id, ranked.problem_id
+FROM (SELECT u.id, g.run_id, g.problem_id,
+             row_number() OVER (PARTITION BY g.run_id, g.problem_id ORDER BY e.speedup DESC, u.id) AS place
+      FROM rollout_group g
+      JOIN trajectory t ON t.group_id = g.id
+      JOIN turn u ON u.trajectory_id = t.id
+      JOIN evaluation e ON e.id = u.evaluation_id
+      WHERE u.outcome = 'correct') ranked
+JOIN v_turn u ON u.turn_id = ranked.id
+WHERE ranked.place = 1;
 
 -- The ten fastest correct kernels of every problem on every kind of device, over all runs.
 CREATE VIEW v_leaderboard AS
@@ -109,14 +119,19 @@ GROUP BY r.name, s.step, v.path, s.batch_hash, s.created_at, s.run_id;
 CREATE VIEW v_run AS
 SELECT r.name AS run, r.seed, r.code_version, r.created_at,
        (SELECT max(v.step) FROM policy_version v WHERE v.run_id = r.id) AS step,
-       sum(CASE WHEN g.state = 'open' THEN 1 ELSE 0 END) AS groups_open,
-       sum(CASE WHEN g.state = 'complete' THEN 1 ELSE 0 END) AS groups_complete,
-       sum(CASE WHEN g.state = 'failed' THEN 1 ELSE 0 END) AS groups_failed,
-       (SELECT count(*) FROM v_turn u WHERE u.run_id = r.id AND u.state = 'settled') AS turns,
-       (SELECT count(*) FROM v_turn u WHERE u.run_id = r.id AND u.fault IS NOT NULL) AS faults
+       coalesce(g.open, 0) AS groups_open, coalesce(g.complete, 0) AS groups_complete,
+       coalesce(g.failed, 0) AS groups_failed, coalesce(played.turns, 0) AS turns,
+       coalesce(played.faults, 0) AS faults
 FROM run r
-LEFT JOIN rollout_group g ON g.run_id = r.id
-GROUP BY r.id, r.name, r.seed, r.code_version, r.created_at;
+LEFT JOIN (SELECT run_id, sum(CASE WHEN state = 'open' THEN 1 ELSE 0 END) AS open,
+                  sum(CASE WHEN state = 'complete' THEN 1 ELSE 0 END) AS complete,
+                  sum(CASE WHEN state = 'failed' THEN 1 ELSE 0 END) AS failed
+           FROM rollout_group GROUP BY run_id) g ON g.run_id = r.id
+LEFT JOIN (SELECT g.run_id, count(*) AS turns, count(u.fault) AS faults
+           FROM turn u
+           JOIN trajectory t ON t.id = u.trajectory_id
+           JOIN rollout_group g ON g.id = t.group_id
+           WHERE u.state = 'settled' GROUP BY g.run_id) played ON played.run_id = r.id;
 
 -- What each version of the policy achieved.
 CREATE VIEW v_policy AS
@@ -137,3 +152,81 @@ FROM evaluation e
 JOIN problem p ON p.id = e.problem_id
 LEFT JOIN finding f ON f.evaluation_id = e.id
 WHERE f.id IS NOT NULL OR e.outcome IN ('hack', 'suspect');
+
+-- How often the policy's kernels cheated, version by version.
+CREATE VIEW v_hack_rate AS
+SELECT u.run, u.policy_step, count(*) AS judged,
+       sum(CASE WHEN u.outcome = 'hack' THEN 1 ELSE 0 END) AS hacks,
+       sum(CASE WHEN u.outcome = 'suspect' THEN 1 ELSE 0 END) AS suspects,
+       count(f.evaluation_id) AS with_findings,
+       avg(CASE WHEN u.outcome IN ('hack', 'suspect') THEN 1.0 ELSE 0.0 END) AS hack_rate
+FROM v_turn u
+LEFT JOIN (SELECT DISTINCT evaluation_id FROM finding) f ON f.evaluation_id = u.evaluation_id
+WHERE u.outcome IS NOT NULL
+GROUP BY u.run, u.policy_step;
+
+-- How settled turns ended: with a verdict on the kernel, or with a fault of the machine or the coder.
+CREATE VIEW v_outcomes AS
+SELECT r.name AS run, CASE WHEN ended.fault IS NULL THEN 'verdict' ELSE 'fault' END AS source,
+       coalesce(ended.fault, ended.outcome) AS kind, ended.turns,
+       ended.turns * 1.0 / sum(ended.turns) OVER (PARTITION BY ended.run_id) AS share
+FROM (SELECT g.run_id, u.fault, u.outcome, count(*) AS turns
+      FROM turn u
+      JOIN trajectory t ON t.id = u.trajectory_id
+      JOIN rollout_group g ON g.id = t.group_id
+      WHERE u.state = 'settled' GROUP BY g.run_id, u.fault, u.outcome) ended
+JOIN run r ON r.id = ended.run_id;
+
+-- Turns that an update looked at and did not learn from: stale, without signal, too like one another.
+CREATE VIEW v_dropped AS
+SELECT r.name AS run, s.step, s.drop_reason, count(*) AS samples
+FROM train_sample s
+JOIN run r ON r.id = s.run_id
+WHERE s.drop_reason IS NOT NULL
+GROUP BY r.name, s.step, s.drop_reason;
+
+-- What was not paid again: answers and verdicts that several turns of a run share.
+CREATE VIEW v_cache AS
+SELECT r.name AS run, sum(used.calls) AS coder_turns, count(used.coder_call_id) AS coder_calls,
+       sum(CASE WHEN used.calls > 0 THEN used.calls - 1 ELSE 0 END) AS coder_reused,
+       sum((used.calls - 1) * c.usd) AS usd_saved, sum(used.verdicts) AS evaluated_turns,
+       count(used.evaluation_id) AS evaluations,
+       sum(CASE WHEN used.verdicts > 0 THEN used.verdicts - 1 ELSE 0 END) AS evaluations_reused
+FROM (SELECT g.run_id, u.coder_call_id, NULL AS evaluation_id, count(*) AS calls, 0 AS verdicts
+      FROM turn u
+      JOIN trajectory t ON t.id = u.trajectory_id
+      JOIN rollout_group g ON g.id = t.group_id
+      WHERE u.coder_call_id IS NOT NULL GROUP BY g.run_id, u.coder_call_id
+      UNION ALL
+      SELECT g.run_id, NULL, u.evaluation_id, 0, count(*)
+      FROM turn u
+      JOIN trajectory t ON t.id = u.trajectory_id
+      JOIN rollout_group g ON g.id = t.group_id
+      WHERE u.evaluation_id IS NOT NULL GROUP BY g.run_id, u.evaluation_id) used
+JOIN run r ON r.id = used.run_id
+LEFT JOIN coder_call c ON c.id = used.coder_call_id
+GROUP BY r.name;
+
+-- Where time went, in seconds of work: what ran at the same time is added up.
+CREATE VIEW v_time AS
+SELECT r.name AS run, 'collect' AS stage, 'coder' AS work, count(*) AS n, sum(c.seconds) AS seconds
+FROM (SELECT DISTINCT g.run_id, u.coder_call_id
+      FROM turn u
+      JOIN trajectory t ON t.id = u.trajectory_id
+      JOIN rollout_group g ON g.id = t.group_id
+      WHERE u.coder_call_id IS NOT NULL) used
+JOIN run r ON r.id = used.run_id
+JOIN coder_call c ON c.id = used.coder_call_id
+GROUP BY r.name
+UNION ALL
+SELECT r.name, 'evaluate', work.name, done.n, CASE WHEN work.name = 'build' THEN done.build_s ELSE done.run_s END
+FROM (SELECT used.run_id, count(*) AS n, sum(e.build_s) AS build_s, sum(e.run_s) AS run_s
+      FROM (SELECT DISTINCT g.run_id, u.evaluation_id
+            FROM turn u
+            JOIN trajectory t ON t.id = u.trajectory_id
+            JOIN rollout_group g ON g.id = t.group_id
+            WHERE u.evaluation_id IS NOT NULL) used
+      JOIN evaluation e ON e.id = used.evaluation_id
+      WHERE e.outcome IS NOT NULL GROUP BY used.run_id) done
+JOIN run r ON r.id = done.run_id
+CROSS JOIN (SELECT 'build' AS name UNION ALL SELECT 'check and time') work;

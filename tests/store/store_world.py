@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kpipe.domain.problem import Problem
 from kpipe.domain.verdict import Finding, Outcome, Verdict
@@ -135,13 +136,24 @@ class World:
         return self.db.read(training.take, self.run.id, step, max_off_policy_steps, limit)
 
     def commit(
-        self, step: int, groups: Sequence[Sequence[Sample]], stale: Sequence[int] = ()
+        self,
+        step: int,
+        groups: Sequence[Sequence[Sample]],
+        stale: Sequence[int] = (),
+        drop: Mapping[int, str] = MappingProxyType({}),
+        **metrics: float,
     ) -> PolicyVersion:
+        """`drop` gives the reason for turns that the update did not learn from."""
         came_in = self.db.read(policies.get, self.run.id, step - 1)
         assert came_in is not None
-        samples = [TrainedSample(s.turn_id, s.reward, 0.5, 1.0, None) for group in groups for s in group]
+        samples = [
+            TrainedSample(s.turn_id, s.reward, None, None, drop[s.turn_id])
+            if s.turn_id in drop
+            else TrainedSample(s.turn_id, s.reward, 0.5, 1.0, None)
+            for group in groups
+            for s in group
+        ]
         checkpoint = (f"/checkpoints/{step}", f"digest-{step}")
-        metrics = {"loss": 0.25 * step}
         return self.db.write(
             training.commit_step,
             self.run.id,
@@ -149,7 +161,7 @@ class World:
             came_in.id,
             checkpoint,
             f"hash-{step}",
-            metrics,
+            {"loss": 0.25 * step, **metrics},
             samples,
             stale,
         )

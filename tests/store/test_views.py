@@ -22,7 +22,7 @@ NAMES = re.findall(r"CREATE VIEW (\w+)", asset("store/views.sql").read_text())
 def busy(world: World) -> World:
     """A run with a little of everything."""
     world.complete_group([[1.0, 2.0], [0.5, None]])
-    world.commit(1, world.take(0))
+    world.commit(1, world.take(0), drop={3: "no_signal"})
     _, members = world.open_group(4)
     hack = Verdict(
         Outcome.HACK, log="seen", findings=(Finding("calls-reference", "hard", "it calls Model", 9),)
@@ -45,7 +45,7 @@ def busy(world: World) -> World:
 
 def test_all_views_of_the_design_are_there(busy: World) -> None:
     wanted = {"turn", "trajectory", "group", "best", "leaderboard", "queue", "coder_cost", "faults", "step"}
-    wanted |= {"run", "policy", "hacks"}
+    wanted |= {"run", "policy", "hacks", "hack_rate", "outcomes", "dropped", "cache", "time"}
     assert set(NAMES) == {f"v_{name}" for name in wanted}
     assert set(busy.db.read(lambda conn: sa.inspect(conn).get_view_names())) == set(NAMES)
 
@@ -69,7 +69,7 @@ def test_what_the_views_say(busy: World, query: Query) -> None:
         ("coder_failed", "overloaded"),
     ]
     assert query("SELECT step, samples, trained, mean_reward FROM v_step") == [
-        (1, 4, 4, pytest.approx(3.5 / 3))
+        (1, 4, 3, pytest.approx(3.5 / 3))
     ]
     assert query("SELECT step, groups_open, groups_complete, groups_failed, turns, faults FROM v_run") == [
         (1, 1, 1, 0, 7, 2)
@@ -93,4 +93,41 @@ def test_what_the_views_say(busy: World, query: Query) -> None:
     ) == [
         (2, 3.0, 2.0),
         (2, 0.5, 2.0),
+    ]
+
+
+def test_what_was_dropped_cheated_or_failed(busy: World, query: Query) -> None:
+    assert query("SELECT run, step, drop_reason, samples FROM v_dropped") == [("first", 1, "no_signal", 1)]
+    ((judged, hacks, suspects, found, rate),) = query(
+        "SELECT judged, hacks, suspects, with_findings, hack_rate FROM v_hack_rate"
+    )
+    assert (judged, hacks, suspects, found) == (5, 1, 0, 4)
+    assert float(rate) == pytest.approx(0.2)
+    outcomes = query("SELECT source, kind, turns, share FROM v_outcomes ORDER BY source, kind")
+    assert [row[:3] for row in outcomes] == [
+        ("fault", "coder_failed", 1),
+        ("fault", "infra", 1),
+        ("verdict", "compile_error", 1),
+        ("verdict", "correct", 3),
+        ("verdict", "hack", 1),
+    ]
+    assert sum(float(row[3]) for row in outcomes) == pytest.approx(1.0)
+
+
+def test_what_was_not_paid_again(busy: World, query: Query) -> None:
+    """A second trajectory says what the first one said: one answer and one verdict serve both."""
+    _, members = busy.open_group(2)
+    for member in members:
+        busy.implement(busy.suggest(member), "kernel of turn 1", call("key 1"))
+    assert query(
+        "SELECT coder_turns, coder_calls, coder_reused, usd_saved, evaluated_turns, evaluations, evaluations_reused "
+        "FROM v_cache"
+    ) == [(9, 7, 2, 1.0, 9, 7, 2)]
+
+
+def test_where_time_went(busy: World, query: Query) -> None:
+    assert query("SELECT stage, work, n, seconds FROM v_time ORDER BY stage, work") == [
+        ("collect", "coder", 7, 10.5),
+        ("evaluate", "build", 6, 2.0),
+        ("evaluate", "check and time", 6, 1.0),
     ]

@@ -197,7 +197,9 @@ def test_damaged_update_keeps_the_old_weights(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "a/b/c", "../x"])
-def test_missing_directory(model: str) -> None:
+def test_missing_directory(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(PolicyError, match="no model directory"):
         open_policy(SETTINGS, model)
 
