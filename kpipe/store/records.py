@@ -176,6 +176,35 @@ class TrainedSample:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainStep:
+    """A committed update, as its trainer recorded it."""
+
+    step: int
+    batch_hash: str
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTurn:
+    """A settled turn and all that a reward formula asks for. A fault has neither outcome nor reward."""
+
+    id: int
+    trajectory_id: int
+    group_id: int
+    run_id: int
+    problem: str
+    group_ordinal: int
+    member: int
+    ordinal: int
+    kernel_sha: str | None
+    evaluation_id: int | None
+    outcome: str | None
+    speedup: float | None
+    speedup_low: float | None
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class BestKernel:
     """The fastest correct kernel of a problem; times in milliseconds, bounds at 95 %."""
 

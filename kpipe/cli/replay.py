@@ -1,0 +1,46 @@
+"""`kpipe replay`: any stage again, from what is stored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kpipe.cli.options import DEFAULT_DB, Db, Json, RunName
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def train(
+    name: RunName = "default",
+    first: Annotated[int | None, typer.Option("--from", help="First update; by default the first.")] = None,
+    last: Annotated[int | None, typer.Option("--to", help="Last update; by default the last.")] = None,
+    as_json: Json = False,
+    db: Db = DEFAULT_DB,
+) -> None:
+    """Make a run's updates once more from what is stored, and compare losses, gradients and parameters.
+
+    Nothing is written. Exit code 1 when something differs: the first difference is named.
+
+    Example: kpipe replay train --run first --from 10 --to 20
+    """
+    from kpipe.replay import report
+    from kpipe.replay.lookup import find_run
+    from kpipe.replay.retrain import Retraining
+    from kpipe.store.database import Database
+
+    with Database.open(db) as database:
+        retraining = Retraining(database, find_run(database, name), first, last)
+        done = retraining.run_all()
+    if as_json:
+        _print_json(report.retrained_json(done))
+    else:
+        report.print_retrained(done)
+    raise typer.Exit(0 if all(r.accepted for r in done) else 1)
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2))
