@@ -40,6 +40,37 @@ def train(
     raise typer.Exit(0 if all(r.accepted for r in done) else 1)
 
 
+@app.command()
+def trajectory(
+    number: Annotated[int, typer.Argument(metavar="ID", help="Id of the trajectory.")],
+    turn: Annotated[int | None, typer.Option(help="Only this turn; turns count from 0.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Do not wait between turns.")] = False,
+    as_json: Json = False,
+    db: Db = DEFAULT_DB,
+) -> None:
+    """Step through a trajectory: prompt, suggestion, change, log, verdict, reward, and what updates made of it.
+
+    Example: kpipe replay trajectory 17 --all
+    """
+    import sys
+
+    from rich.console import Console
+
+    from kpipe.replay import follow
+    from kpipe.replay.lookup import check_turn, find_story
+    from kpipe.store.database import Database
+
+    with Database.open(db) as database:
+        story = find_story(database, number)
+    if turn is not None:
+        check_turn(story, turn)
+    if as_json:
+        _print_json(follow.as_json(story, turn))
+        return
+    ask = not everything and sys.stdin.isatty() and sys.stdout.isatty()
+    follow.step_through(Console(highlight=False), story, turn, ask=ask)
+
+
 def _print_json(value: Any) -> None:
     import json
 

@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Sequence
 
 from kpipe.errors import UsageError
-from kpipe.store import runs
+from kpipe.store import runs, stories
 from kpipe.store.database import Database
-from kpipe.store.records import Run
+from kpipe.store.records import Run, Story
 
 SHOWN = 5
 
@@ -20,6 +20,28 @@ def find_run(db: Database, name: str) -> Run:
         names = [r.name for r in db.read(runs.list_)]
         raise UsageError(f"There is no run {name!r} in this database.{near(name, names)}", fix_run(names))
     return run
+
+
+def find_story(db: Database, trajectory_id: int) -> Story:
+    """Raises UsageError for an unknown id."""
+    story = db.read(stories.story, trajectory_id)
+    if story is None:
+        known = db.read(stories.ids)
+        raise UsageError(
+            f"There is no trajectory {trajectory_id} in this database.{near_ids(trajectory_id, known)}",
+            "`SELECT trajectory_id, problem, best_speedup FROM v_trajectory` lists all.",
+        )
+    return story
+
+
+def check_turn(story: Story, turn: int) -> None:
+    """Raises UsageError unless the trajectory has such a turn; turns count from 0."""
+    known = [t.ordinal for t in story.turns]
+    if turn not in known:
+        raise UsageError(
+            f"Trajectory {story.id} has no turn {turn}.{near_ids(turn, known)}",
+            "Turns count from 0." if known else "Nothing of it has been played yet.",
+        )
 
 
 def fix_run(names: Sequence[str]) -> str:

@@ -205,6 +205,57 @@ class JudgedTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """What update `step` of a run made of a turn."""
+
+    run: str
+    step: int
+    return_: float | None
+    advantage: float | None
+    weight: float | None
+    drop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStory:
+    """A turn with all that belongs to it. `policy_step` is the version that suggested; `usd` is of the call."""
+
+    id: int
+    ordinal: int
+    state: TurnState
+    policy_step: int
+    prompt: str
+    suggestion: str
+    finish_reason: str
+    coder: str | None
+    usd: float | None
+    coder_error: str | None
+    kernel: str | None
+    kernel_sha: str | None
+    outcome: str | None
+    reward: float | None
+    fault: str | None
+    evaluation_id: int | None
+    verdict: Verdict | None
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A trajectory from its reference to its last turn."""
+
+    id: int
+    run: str
+    group: int
+    member: int
+    problem_id: int
+    problem: str
+    reference: str
+    state: TrajectoryState
+    turns: tuple[TurnStory, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BestKernel:
     """The fastest correct kernel of a problem; times in milliseconds, bounds at 95 %."""
 

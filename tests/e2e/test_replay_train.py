@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
-from unit.train.filling import GROUPS_PER_STEP, Filled, fill, small_config, start
+from unit.train.filling import GROUPS_PER_STEP, fill, small_config, start
 
 from kpipe.cli.app import app
 from kpipe.errors import UsageError
