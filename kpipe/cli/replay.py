@@ -41,6 +41,46 @@ def train(
 
 
 @app.command()
+def score(
+    name: RunName = "default",
+    reward: Annotated[
+        str | None,
+        typer.Option(metavar="PRESET_OR_FILE", help="Formula: a preset, or a TOML file with [reward]."),
+    ] = None,
+    invalidate: Annotated[
+        str | None,
+        typer.Option(metavar="RULE_OR_DIGEST", help="Kernels with this finding, or this kernel, are hacks."),
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write it; old values stay in the journal.")] = False,
+    as_json: Json = False,
+    db: Db = DEFAULT_DB,
+) -> None:
+    """Compute rewards, returns and advantages again, and report what changes; write it only with --apply.
+
+    --reward works on the run named with --run. --invalidate works on all runs, because they share verdicts.
+
+    Example: kpipe replay score --reward kevin
+    """
+    from kpipe.errors import UsageError
+    from kpipe.replay import rescore
+    from kpipe.store.database import Database
+
+    if (reward is None) == (invalidate is None):
+        raise UsageError(
+            "Give either --reward or --invalidate.", "For example: kpipe replay score --reward kevin."
+        )
+    with Database.open(db) as database:
+        if reward is not None:
+            found = rescore.under_formula(database, name, reward, apply=apply)
+        else:
+            found = rescore.with_hacks(database, invalidate or "", apply=apply)
+    if as_json:
+        _print_json(rescore.as_json(found, applied=apply))
+    else:
+        rescore.print_report(found, applied=apply)
+
+
+@app.command()
 def trajectory(
     number: Annotated[int, typer.Argument(metavar="ID", help="Id of the trajectory.")],
     turn: Annotated[int | None, typer.Option(help="Only this turn; turns count from 0.")] = None,

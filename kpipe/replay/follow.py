@@ -91,7 +91,8 @@ def use_words(use: Use) -> str:
     head = f"update {use.step} of run {use.run}: "
     if use.drop_reason:
         return f"{head}left out ({use.drop_reason})"
-    return f"{head}return {use.return_:.4g}, advantage {use.advantage:.4g}, weight {use.weight:.4g}"
+    numbers = {"return": use.return_, "advantage": use.advantage, "weight": use.weight}
+    return head + ", ".join(f"{k} {'none' if x is None else format(x, '.4g')}" for k, x in numbers.items())
 
 
 def pages(story: Story, turn: int | None) -> Iterator[RenderableType]:

@@ -104,7 +104,7 @@ class Retraining:
         then, now = stored.metrics.get("environment"), environment(self.config, learner.device)
         groups = self.db.read(training.taken, self.run.id, stored.step)
         if self.derived:
-            groups = rewarded(self.db, groups, self.config.reward)
+            groups = self.db.read(rewarded, groups, self.config.reward)
         made = make_update(
             learner,
             groups,

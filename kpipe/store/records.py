@@ -205,6 +205,26 @@ class JudgedTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnChange:
+    """A settled turn that another formula or a new finding judges in another way."""
+
+    turn: JudgedTurn
+    outcome: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampleChange:
+    """What the same change does to a sample of an update."""
+
+    run_id: int
+    step: int
+    turn_id: int
+    before: tuple[float | None, float | None]  # return, advantage
+    after: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
     """What update `step` of a run made of a turn."""
 

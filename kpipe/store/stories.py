@@ -92,7 +92,7 @@ def story(conn: sa.Connection, trajectory_id: int) -> Story | None:
     for turn_id, *use in fetch(conn, _USES.where(turn.c.trajectory_id == trajectory_id)):
         uses.setdefault(turn_id, []).append(Use(*use))
     turns = [_turn(row, judged, tuple(uses.get(row.id, ()))) for row in rows]
-    return Story(*head, tuple(turns))
+    return Story(*(*head, tuple(turns)))
 
 
 def ids(conn: sa.Connection) -> list[int]:
@@ -102,4 +102,4 @@ def ids(conn: sa.Connection) -> list[int]:
 
 def _turn(row: Any, judged: dict[int, Any], uses: tuple[Use, ...]) -> TurnStory:
     result = judged.get(row.evaluation_id)
-    return TurnStory(*row, result.verdict if result else None, uses)
+    return TurnStory(*(*row, result.verdict if result else None, uses))

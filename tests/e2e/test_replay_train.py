@@ -163,3 +163,15 @@ def test_the_command_says_it_in_words_and_in_json(url: str) -> None:
     assert "First difference: update 2, metric grad_norm: stored 1" in said.output
     as_json = json.loads(kpipe("train", "--run", "filled", "--json", "--db", url).output)
     assert [(r["step"], r["equal"]) for r in as_json] == [(1, True), (2, False)]
+
+
+def test_rewards_that_were_rescored_are_the_reason(url: str) -> None:
+    change(
+        url,
+        "INSERT INTO event (at, kind, subject, subject_id, actor, detail) VALUES"
+        " ('2026-01-01', 'rescored', 'run', 1, 'replay', json('{\"formula\": \"kevin\"}'))",
+    )
+    change(url, "UPDATE turn SET reward = reward + 1 WHERE reward IS NOT NULL")
+    (different,) = replay(url)
+    assert different.first.what == "batch hash"
+    assert "changed rewards (kevin)" in different.why
