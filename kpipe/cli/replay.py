@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kpipe.cli.options import DEFAULT_DB, Db, Json, RunName
+from kpipe.cli.options import DEFAULT_DB, Db, Json, RunName, Set
+
+if TYPE_CHECKING:
+    from kpipe.store.database import Database
+    from kpipe.store.records import Run
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -16,28 +20,87 @@ def train(
     name: RunName = "default",
     first: Annotated[int | None, typer.Option("--from", help="First update; by default the first.")] = None,
     last: Annotated[int | None, typer.Option("--to", help="Last update; by default the last.")] = None,
+    set_: Set = None,
+    reward: Annotated[
+        str | None, typer.Option(metavar="PRESET_OR_FILE", help="Other reward formula.")
+    ] = None,
+    problems: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Only rollouts on these problems: a,b.")
+    ] = None,
+    into: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Train a new run with these changes.")
+    ] = None,
     as_json: Json = False,
     db: Db = DEFAULT_DB,
 ) -> None:
     """Make a run's updates once more from what is stored, and compare losses, gradients and parameters.
 
-    Nothing is written. Exit code 1 when something differs: the first difference is named.
+    Nothing is written. Exit code 1 when something differs: the first difference is named. With --into, train
+    a new run on the stored rollouts instead, with other train.* or reward.* settings.
 
-    Example: kpipe replay train --run first --from 10 --to 20
+    Example: kpipe replay train --run first --set train.learning_rate=1e-4 --into faster
     """
-    from kpipe.replay import report
+    from kpipe.errors import UsageError
     from kpipe.replay.lookup import find_run
-    from kpipe.replay.retrain import Retraining
     from kpipe.store.database import Database
 
+    if into is None and (set_ or reward or problems):
+        raise UsageError(
+            "--set, --reward and --problems make another run.", "Name it with --into NAME, or leave them out."
+        )
     with Database.open(db) as database:
-        retraining = Retraining(database, find_run(database, name), first, last)
-        done = retraining.run_all()
+        run = find_run(database, name)
+        if into is None:
+            accepted = _compare(database, run, first, last, as_json)
+            raise typer.Exit(0 if accepted else 1)
+        _what_if(database, run, first, last, set_, reward, problems, into, as_json)
+
+
+def _compare(database: Database, run: Run, first: int | None, last: int | None, as_json: bool) -> bool:
+    from kpipe.replay import report
+    from kpipe.replay.retrain import Retraining
+
+    done = Retraining(database, run, first, last).run_all()
     if as_json:
         _print_json(report.retrained_json(done))
     else:
         report.print_retrained(done)
-    raise typer.Exit(0 if all(r.accepted for r in done) else 1)
+    return all(r.accepted for r in done)
+
+
+def _what_if(
+    database: Database,
+    run: Run,
+    first: int | None,
+    last: int | None,
+    set_: list[str] | None,
+    reward: str | None,
+    problems: str | None,
+    into: str,
+    as_json: bool,
+) -> None:
+    from kpipe.replay import report, scoring, whatif
+    from kpipe.store import training
+
+    plan = whatif.make_plan(
+        database,
+        run,
+        overrides=set_ or (),
+        reward=scoring.read_formula(reward) if reward else None,
+        problems=[name.strip() for name in (problems or "").split(",") if name.strip()],
+        first=first,
+        last=last,
+    )
+    made, steps = whatif.carry_out(database, plan, into)
+    old = database.read(training.committed, run.id)
+    if as_json:
+        rows = report.what_if_json(plan, steps, old)
+        _print_json({"run": made.name, "lineage": plan.lineage(), "updates": rows})
+    elif steps:
+        report.print_what_if(made.name, plan, steps, old)
+    if len(steps) < len(plan.steps):
+        typer.echo("Stopped; the same command goes on.", err=True)
+        raise typer.Exit(130)
 
 
 @app.command()

@@ -10,6 +10,23 @@ from rich.console import Console
 from rich.table import Table
 
 from kpipe.replay.retrain import Replayed
+from kpipe.replay.whatif import Plan
+from kpipe.store.records import TrainStep
+
+POOR_ESS = 0.5
+WHAT_IF = (
+    ("update", "update"),
+    ("of", "source_update"),
+    ("trained", "trained"),
+    ("reward", "reward"),
+    ("loss", "loss"),
+    ("grad", "grad_norm"),
+    ("ESS", "ess"),
+    ("(was)", "source_ess"),
+    ("KL", "mismatch_kl"),
+    ("(was)", "source_mismatch_kl"),
+)
+"""Title and key of each column; narrow enough for 80 characters."""
 
 
 def print_retrained(done: Sequence[Replayed]) -> None:
@@ -38,6 +55,52 @@ def retrained_json(done: Sequence[Replayed]) -> list[dict[str, Any]]:
         }
         for r in done
     ]
+
+
+def print_what_if(run: str, plan: Plan, new: Sequence[TrainStep], old: Sequence[TrainStep]) -> None:
+    """A row per update, beside the update of the source that used the same rollouts."""
+    console = Console(highlight=False)
+    table = Table(*(title for title, _ in WHAT_IF), box=None)
+    for row in what_if_json(plan, new, old):
+        table.add_row(*(_short(row[name]) for _, name in WHAT_IF))
+    console.print(table)
+    console.print(
+        "ESS is the effective share of the tokens, KL the mismatch per token; (was): in the source."
+    )
+    changes = ", ".join(f"{k} {a} -> {b}" for k, (a, b) in plan.lineage()["changes"].items())
+    console.print(f"Run {run}: the rollouts of {plan.source.name} with {changes or 'nothing changed'}.")
+    poorest = min(new, key=lambda s: s.metrics["mismatch_ess"])
+    if (ess := poorest.metrics["mismatch_ess"]) < POOR_ESS:
+        console.print(
+            f"At update {poorest.step} the effective sample size is {ess:.0%} of the tokens:"
+            " these rollouts say little about the policy that it had become.",
+            soft_wrap=True,
+        )
+
+
+def what_if_json(plan: Plan, new: Sequence[TrainStep], old: Sequence[TrainStep]) -> list[dict[str, Any]]:
+    """ESS is a share of the tokens (1: as good as its own samples), mismatch KL is per token (k3)."""
+    source = {s.step: s.metrics for s in old}
+    return [
+        {
+            "update": step.step,
+            "source_update": then,
+            "groups": step.metrics["groups"],
+            "trained": step.metrics["samples_trained"],
+            "reward": step.metrics["reward_mean"],
+            "loss": step.metrics["loss"],
+            "grad_norm": step.metrics["grad_norm"],
+            "ess": step.metrics["mismatch_ess"],
+            "source_ess": source[then]["mismatch_ess"],
+            "mismatch_kl": step.metrics["mismatch_k3"],
+            "source_mismatch_kl": source[then]["mismatch_k3"],
+        }
+        for step, then in zip(new, plan.steps, strict=False)
+    ]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else _number(value)
 
 
 def _result(r: Replayed) -> str:

@@ -67,7 +67,8 @@ class Retraining:
         self.config: Config = from_json(run.config)
         self.versions = db.read(policies.list_, run.id)
         self.committed = {s.step: s for s in db.read(training.committed, run.id)}
-        self.derived = bool(db.read(events.details, "lineage", "run", run.id))
+        lineage = db.read(events.details, "lineage", "run", run.id)
+        self.recomputed = any(d["rewards"] == "recomputed" for d in lineage)
         self.steps = self._range(first, last)
         self.start = next(v for v in self.versions if v.step == self.steps[0] - 1)
         _check_start(self.start, self.versions, self.committed)
@@ -103,7 +104,7 @@ class Retraining:
         self._use_threads(stored)
         then, now = stored.metrics.get("environment"), environment(self.config, learner.device)
         groups = self.db.read(training.taken, self.run.id, stored.step)
-        if self.derived:
+        if self.recomputed:
             groups = self.db.read(rewarded, groups, self.config.reward)
         made = make_update(
             learner,

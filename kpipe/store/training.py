@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -13,6 +14,7 @@ from kpipe.errors import StoreError
 from kpipe.store import events, policies
 from kpipe.store.models import (
     policy_version,
+    problem,
     rollout_group,
     tokens,
     train_sample,
@@ -145,6 +147,32 @@ def trained(conn: sa.Connection, run_id: int, step: int) -> list[TrainedSample]:
     query = sa.select(s.turn_id, s["return"], s.advantage, s.weight, s.drop_reason)
     query = query.where(s.run_id == run_id, s.step == step, _NOT_STALE).order_by(s.turn_id)
     return [TrainedSample(*row) for row in fetch(conn, query)]
+
+
+def problem_names(conn: sa.Connection, run_id: int) -> dict[int, str]:
+    """Name by id of every problem that the run's updates looked at."""
+    return {i: name for _, i, name in _problems_looked_at(conn, run_id)}
+
+
+def problems_by_step(conn: sa.Connection, run_id: int) -> dict[int, set[str]]:
+    """Names of the problems that each update looked at."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for step, _, name in _problems_looked_at(conn, run_id):
+        found[step].add(name)
+    return dict(found)
+
+
+def _problems_looked_at(conn: sa.Connection, run_id: int) -> list[tuple[int, int, str]]:
+    query = (
+        sa.select(train_sample.c.step, problem.c.id, problem.c.name)
+        .join_from(train_sample, turn, train_sample.c.turn_id == turn.c.id)
+        .join(trajectory)
+        .join(rollout_group)
+        .join(problem, rollout_group.c.problem_id == problem.c.id)
+        .where(train_sample.c.run_id == run_id, _NOT_STALE)
+        .distinct()
+    )
+    return fetch(conn, query)
 
 
 def _groups(conn: sa.Connection, groups: Sequence[int]) -> list[list[Sample]]:
