@@ -144,6 +144,48 @@ def score(
 
 
 @app.command()
+def evaluate(
+    name: RunName = "default",
+    sample: Annotated[
+        int | None, typer.Option(help="So many kernels, drawn evenly. Default: 10.", min=1)
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The fastest kernel of every problem.")] = False,
+    problem: Annotated[str | None, typer.Option(help="All kernels of this problem.")] = None,
+    turn: Annotated[int | None, typer.Option(metavar="ID", help="The kernel of this turn.")] = None,
+    same_seeds: Annotated[
+        bool, typer.Option("--same-seeds", help="The inputs of the stored verdict, not fresh ones.")
+    ] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Evaluate here, in place of waiting for workers.")
+    ] = False,
+    as_json: Json = False,
+    db: Db = DEFAULT_DB,
+) -> None:
+    """Build, check and time stored kernels again, and compare verdicts and speedups. Rewards stay as they are.
+
+    Exit code 1 when a verdict is another one than before.
+
+    Example: kpipe replay evaluate --best --now
+    """
+    from kpipe.errors import UsageError
+    from kpipe.replay import rejudge
+    from kpipe.replay.lookup import find_run
+    from kpipe.store.database import Database
+
+    if sum((sample is not None, best, problem is not None, turn is not None)) > 1:
+        raise UsageError("--sample, --best, --problem and --turn exclude each other.", "Give one of them.")
+    with Database.open(db) as database:
+        run = find_run(database, name)
+        chosen = rejudge.choose(database, run, sample=sample, best=best, problem=problem, turn=turn)
+        pairs = rejudge.again(database, run, chosen, same_seeds=same_seeds, now=now)
+    if as_json:
+        _print_json(rejudge.as_json(pairs))
+    else:
+        rejudge.print_agreement(pairs)
+    raise typer.Exit(0 if all(pair.agree for pair in pairs) else 1)
+
+
+@app.command()
 def trajectory(
     number: Annotated[int, typer.Argument(metavar="ID", help="Id of the trajectory.")],
     turn: Annotated[int | None, typer.Option(help="Only this turn; turns count from 0.")] = None,

@@ -128,7 +128,10 @@ class StoredTurn:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """A claimed evaluation. `attempt` is 1 for the first try; `lease` proves that the job is still ours."""
+    """A claimed evaluation. `attempt` is 1 for the first try; `lease` proves that the job is still ours.
+
+    `seeds` are those of an earlier verdict that is replayed.
+    """
 
     id: int
     lease: str
@@ -138,6 +141,7 @@ class EvaluationJob:
     device: str
     harness: str
     attempt: int
+    seeds: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,24 @@ class EvaluationResult:
     id: int
     state: EvaluationState
     verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedKernel:
+    """An evaluation without its texts. `detail` has the seeds of its inputs."""
+
+    id: int
+    problem_id: int
+    problem: str
+    kernel_sha: str
+    device: str
+    round: int
+    state: EvaluationState
+    outcome: str | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    detail: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
