@@ -10,7 +10,7 @@ from kpipe.cli.options import DEFAULT_DB, Db, Json, RunName, Set
 
 if TYPE_CHECKING:
     from kpipe.store.database import Database
-    from kpipe.store.records import Run
+    from kpipe.store.records import Run, Story
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -190,30 +190,70 @@ def trajectory(
     number: Annotated[int, typer.Argument(metavar="ID", help="Id of the trajectory.")],
     turn: Annotated[int | None, typer.Option(help="Only this turn; turns count from 0.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Do not wait between turns.")] = False,
+    play: Annotated[
+        bool, typer.Option("--run", "--run-again", help="Play it again from --turn (or the first) on.")
+    ] = False,
+    policy: Annotated[
+        str | None, typer.Option(metavar="PATH", help="With --run: the checkpoint that suggests.")
+    ] = None,
+    coder: Annotated[str | None, typer.Option(help="With --run: builtin or openai.")] = None,
     as_json: Json = False,
     db: Db = DEFAULT_DB,
 ) -> None:
     """Step through a trajectory: prompt, suggestion, change, log, verdict, reward, and what updates made of it.
 
-    Example: kpipe replay trajectory 17 --all
+    With --run it is played again, by the policies and the coder that played it or by others, and shown beside
+    the stored one. Nothing of that is written into the run.
+
+    Example: kpipe replay trajectory 17 --run --turn 2
     """
+    from kpipe.errors import UsageError
+    from kpipe.replay.lookup import check_turn, find_story
+    from kpipe.store.database import Database
+
+    if not play and (policy or coder):
+        raise UsageError("--policy and --coder say who plays with --run.", "Add --run, or leave them out.")
+    with Database.open(db) as database:
+        story = find_story(database, number)
+        if turn is not None:
+            check_turn(story, turn)
+        if play:
+            _play(database, story, turn or 0, policy, coder, as_json)
+        else:
+            _follow(story, turn, everything, as_json)
+
+
+def _follow(story: Story, turn: int | None, everything: bool, as_json: bool) -> None:
     import sys
 
     from rich.console import Console
 
     from kpipe.replay import follow
-    from kpipe.replay.lookup import check_turn, find_story
-    from kpipe.store.database import Database
 
-    with Database.open(db) as database:
-        story = find_story(database, number)
-    if turn is not None:
-        check_turn(story, turn)
     if as_json:
         _print_json(follow.as_json(story, turn))
         return
     ask = not everything and sys.stdin.isatty() and sys.stdout.isatty()
     follow.step_through(Console(highlight=False), story, turn, ask=ask)
+
+
+def _play(
+    database: Database, story: Story, start: int, policy: str | None, coder: str | None, as_json: bool
+) -> None:
+    from rich.console import Console
+
+    from kpipe.replay import follow, playback
+    from kpipe.replay.lookup import find_run
+
+    run = find_run(database, story.run)
+    cast = playback.choose_cast(database, run, story, start, policy=policy, coder=coder)
+    again = playback.play(database, run, story, start, cast)
+    if as_json:
+        _print_json(
+            {"stored": follow.as_json(story, None), "again": follow.as_json(again, None), "from": start}
+        )
+    else:
+        follow.print_beside(Console(highlight=False), story, again, start)
 
 
 def _print_json(value: Any) -> None:

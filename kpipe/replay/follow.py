@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 
 from kpipe.domain.verdict import Verdict
@@ -48,10 +50,11 @@ def heading(story: Story) -> str:
     )
 
 
-def page(turn: TurnStory, parent: str) -> RenderableType:
-    """All that is known about one turn."""
+def page(turn: TurnStory, parent: str, *, prompt: bool = True) -> RenderableType:
+    """All that is known about one turn, with or without the prompt."""
     parts: list[RenderableType] = [Rule(f"turn {turn.ordinal} (id {turn.id}), by policy {turn.policy_step}")]
-    parts += _section("prompt", Text(turn.prompt, "dim"))
+    if prompt:
+        parts += _section("prompt", Text(turn.prompt, "dim"))
     parts += _section("suggestion", Text(turn.suggestion or "(nothing)", "bold"))
     if turn.coder:
         parts.append(Text(f"coder {turn.coder}, ${turn.usd:.4f}"))
@@ -109,6 +112,35 @@ def step_through(console: Console, story: Story, turn: int | None, *, ask: bool)
         if ask and number and console.input("[dim]Enter: next turn, q: stop [/dim]").strip() == "q":
             return
         console.print(shown, soft_wrap=True)
+
+
+def print_beside(console: Console, stored: Story, again: Story, start: int) -> None:
+    """The turns from `start` of both, side by side, and a line per turn at the end."""
+    console.print(heading(stored), style="bold")
+    summary = Table("turn", "suggestion", "kernel", "was", "is", "reward was", "is", box=None)
+    sides = [(story.turns[start:], parents(story)[start:]) for story in (stored, again)]
+    for left, right in zip_longest(*(zip(*side, strict=True) for side in sides)):
+        shown = [
+            page(*side, prompt=False) if side else Text("(there was no such turn)") for side in (left, right)
+        ]
+        grid = Table("stored", "played again", box=None, expand=True, header_style="bold")
+        grid.add_row(*shown)
+        console.print(grid)
+        old, new = (side[0] if side else None for side in (left, right))
+        summary.add_row(str((old or new).ordinal), *_compared(old, new))  # type: ignore[union-attr]
+    console.print(summary)
+
+
+def _compared(old: TurnStory | None, new: TurnStory | None) -> list[str]:
+    def same(a: str | None, b: str | None) -> str:
+        return "same" if a == b else "other"
+
+    pairs = [
+        (t.outcome or t.fault or "", "none" if t.reward is None else f"{t.reward:.3g}") if t else ("", "")
+        for t in (old, new)
+    ]
+    words = [same(old.suggestion, new.suggestion), same(old.kernel, new.kernel)] if old and new else ["", ""]
+    return [*words, pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
 
 
 def as_json(story: Story, turn: int | None) -> dict[str, Any]:
