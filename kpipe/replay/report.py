@@ -32,10 +32,10 @@ WHAT_IF = (
 def print_retrained(done: Sequence[Replayed]) -> None:
     """A row per update, then one sentence about the first difference, if there is one."""
     console = Console(highlight=False)
-    table = Table("update", "reward", "loss", "grad norm", "compared", "result", box=None)
+    table = Table("update", "reward", "loss", "grad norm", "parameters", "result", box=None)
     for r in done:
         numbers = (_number(r.again.get(name)) for name in ("reward_mean", "loss", "grad_norm"))
-        table.add_row(str(r.step), *numbers, f"parameters by {r.compared}", _result(r))
+        table.add_row(str(r.step), *numbers, f"by {r.compared}", _result(r))
     console.print(table)
     console.print(_summary(done), soft_wrap=True)
 
@@ -105,7 +105,7 @@ def _short(value: Any) -> str:
 
 def _result(r: Replayed) -> str:
     if r.first is None:
-        return "equal, bit for bit"
+        return "equal"
     return f"within {r.tolerance:g}" if r.accepted else "DIFFERS"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +19,7 @@ SETTINGS = (
     "collect.group_size=4",
     "train.batch_size=8",
     "collect.max_steps_per_episode=2",
-    "problems.names=['gelu', 'softmax']",
+    "problems.names=['gelu', 'cumsum']",
     "evaluate.timing_budget_s=0.05",
     "evaluate.trials=2",
     "policy.warmstart_steps=20",
@@ -76,6 +77,24 @@ def test_the_same_formula_changes_nothing(folder: Path) -> None:
     told = json.loads(kpipe(folder, "replay", "score", "--reward", "base.toml", "--json"))
     ((moved,),) = query(folder, "SELECT count(*) FROM turn WHERE outcome IN ('unchanged', 'correct')")
     assert told["changed"] == moved > 0
+
+
+def test_applied_scores_leave_a_sound_database(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "kpipe.db", tmp_path / "kpipe.db")
+    (tmp_path / "mine.toml").write_text("[reward]\nunchanged = -0.25\ncorrect = 1.3\n")
+    assert "Written." in kpipe(tmp_path, "replay", "score", "--reward", "mine.toml", "--apply")
+    assert "All is well" in kpipe(tmp_path, "db", "verify")
+    said = kpipe(tmp_path, "replay", "train", code=1)
+    assert "update 1, batch hash" in said
+    assert "has changed rewards (mine.toml)" in said
+
+
+def test_a_what_if_is_a_run_like_any_other(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "kpipe.db", tmp_path / "kpipe.db")
+    told = kpipe(tmp_path, "replay", "train", "--set", "train.learning_rate=3e-4", "--into", "faster")
+    assert "-> 0.0003" in told
+    assert "All is well" in kpipe(tmp_path, "db", "verify")
+    assert "All 2 updates came out equal" in kpipe(tmp_path, "replay", "train", "--run", "faster")
 
 
 def test_played_again_by_the_same_it_says_and_does_the_same(folder: Path) -> None:
