@@ -20,6 +20,7 @@ KERNELS = ("chaos/", "e2e/", "unit/coder/test_builtin", "unit/evaluate/")
 _numbers = count()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that build or judge kernels take turns in one process; every other file stays in one process, too."""
     for item in items:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kpipe import __version__
-from kpipe.cli import config, db, doctor, export, problems, show, sql, stages
+from kpipe.cli import config, db, doctor, export, problems, replay, show, sql, stages
 
 app = typer.Typer(
     name="kpipe",
@@ -48,3 +48,4 @@ app.add_typer(
 app.add_typer(problems.app, name="problems", help="List, show and add problems.")
 app.add_typer(config.app, name="config", help="Show the configuration.")
 app.add_typer(db.app, name="db", help="Create, check, verify, copy and prune the trajectory database.")
+app.add_typer(replay.app, name="replay", help="Do any stage again from what is stored, and compare.")

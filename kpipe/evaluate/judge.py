@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,11 +61,17 @@ class Judge:
         self._close_helpers()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def judge(self, reference: str, kernel: str) -> Verdict:
-        """Never raises for what a kernel does; INFRA when nothing can be said about it."""
+    async def judge(self, reference: str, kernel: str, *, seeds: Mapping[str, int] | None = None) -> Verdict:
+        """Never raises for what a kernel does; INFRA when nothing can be said about it.
+
+        `seeds` of an earlier verdict (its detail["seeds"]) give the kernel the same inputs again.
+        """
         start = time.monotonic()
         evaluation = Evaluation(
-            self, reference.encode(errors="surrogatepass"), kernel.encode(errors="surrogatepass")
+            self,
+            reference.encode(errors="surrogatepass"),
+            kernel.encode(errors="surrogatepass"),
+            seeds,
         )
         try:
             verdict = await evaluation.run()
@@ -132,8 +138,10 @@ class Judge:
 class Evaluation:
     """One kernel on its way to a verdict."""
 
-    def __init__(self, judge: Judge, reference: bytes, kernel: bytes) -> None:
-        self.judge, self.reference, self.kernel = judge, reference, kernel
+    def __init__(
+        self, judge: Judge, reference: bytes, kernel: bytes, seeds: Mapping[str, int] | None = None
+    ) -> None:
+        self.judge, self.reference, self.kernel, self.seeds = judge, reference, kernel, seeds
         self.lines: list[Line] = []
         self.waited_s = 0.0
 
@@ -183,7 +191,7 @@ class Evaluation:
             begun = time.monotonic()
             for waiting in (line.child, runner.child):
                 waiting.let_go()
-            verdict = await oracle.judge(self.reference, line.child, runner.child, line.left_s)
+            verdict = await oracle.judge(self.reference, line.child, runner.child, line.left_s, self.seeds)
             verdict["detail"]["slot_s"] = round(time.monotonic() - begun, 3)
         return verdict
 

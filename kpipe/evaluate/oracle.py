@@ -46,7 +46,7 @@ def judge(
         if core is not None:
             for subject in (kernel, runner):
                 subject.pin(core)
-        trials = Trials(_reference(source), kernel, runner, config)
+        trials = Trials(_reference(source), kernel, runner, config, request.get("seeds"))
         with torch.no_grad():
             timing = trials.run()
         numbers = {

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -225,11 +225,23 @@ class Oracle(Helper):
         super().__init__(command, environment=environment)
         self._asked: asyncio.Future[dict[str, Any]] | None = None
 
-    async def judge(self, reference: bytes, kernel: Child, runner: Child, left_s: float) -> dict[str, Any]:
-        """One at a time. Raises Broken."""
+    async def judge(
+        self,
+        reference: bytes,
+        kernel: Child,
+        runner: Child,
+        left_s: float,
+        seeds: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """One at a time; fresh inputs, unless `seeds` of an earlier verdict are given. Raises Broken."""
         file = wire.memory_file("reference", reference)
         try:
-            request = {"kernel": kernel.pid, "runner": runner.pid, "left_s": left_s}
+            request = {
+                "kernel": kernel.pid,
+                "runner": runner.pid,
+                "left_s": left_s,
+                "seeds": dict(seeds) if seeds else None,
+            }
             handles = (kernel.runs.fileno(), kernel.handle, runner.runs.fileno(), runner.handle)
             self.send(request, (file, *handles))
             self._asked = asyncio.get_running_loop().create_future()

@@ -37,15 +37,21 @@ class Failed(Exception):
 class Trials:
     """`kernel` and `runner` are processes that have loaded the kernel and the reference.
 
-    `detail` fills on the way, so that a crash keeps what was known before it.
+    `detail` fills on the way, so that a crash keeps what was known before it. `seeds` are those of a verdict
+    that is replayed.
     """
 
     def __init__(
-        self, reference: Reference, kernel: Subject, runner: Subject, config: EvaluateConfig
+        self,
+        reference: Reference,
+        kernel: Subject,
+        runner: Subject,
+        config: EvaluateConfig,
+        seeds: dict[str, int] | None = None,
     ) -> None:
         self.reference, self.kernel, self.runner, self.config = reference, kernel, runner, config
         self.tolerance = Tolerance(config.atol, config.rtol)
-        self.seeds = {"model": _seed(), "inputs": _seed()}
+        self.seeds = seeds or {"model": _seed(), "inputs": _seed()}
         self.detail: dict[str, Any] = {"seeds": self.seeds, "draws": 0}
 
     def run(self) -> Timing:

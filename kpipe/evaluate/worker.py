@@ -38,16 +38,20 @@ def main(db_url: str, *, run_name: str | None = None, once: bool = False) -> Non
     """Evaluate until told to stop; `once` until the queue is empty. Raises KpipeError."""
     db = Database.open(db_url)
     try:
-        config = read_config(db, run_name)
-        device_kind(config.device)
-        find_toolchain()
-        cache = BuildCache(cache_dir(config), config.cache_mb)
-        ensure_runtime(cache, log.info)
-        interrupts = asyncio.run(_main(db, config, cache, once))
+        interrupts = work(db, read_config(db, run_name), once=once)
     finally:
         db.close()
     if interrupts > 1:
         os._exit(0)  # threads may still wait for compilers
+
+
+def work(db: Database, config: EvaluateConfig, *, once: bool) -> int:
+    """The same over an open database; how often it was interrupted. Raises KpipeError."""
+    device_kind(config.device)
+    find_toolchain()
+    cache = BuildCache(cache_dir(config), config.cache_mb)
+    ensure_runtime(cache, log.info)
+    return asyncio.run(_main(db, config, cache, once))
 
 
 def read_config(db: Database, run_name: str | None) -> EvaluateConfig:
@@ -165,7 +169,7 @@ class Worker:
                 return
             async with self._in_work:
                 self._begun.add(job.id)
-                verdict = await self.judge.judge(job.reference, job.kernel)
+                verdict = await self.judge.judge(job.reference, job.kernel, seeds=job.seeds)
         except asyncio.CancelledError:
             await self._give_back(job, "worker stopped", 0.0, None)
             raise

@@ -27,3 +27,9 @@ def log(
         "detail": dict(detail or {}),
     }
     conn.execute(event.insert(), row)
+
+
+def details(conn: sa.Connection, kind: str, subject: str, subject_id: int) -> list[dict[str, Any]]:
+    """What was written down of such events, oldest first."""
+    same = (event.c.kind == kind, event.c.subject == subject, event.c.subject_id == subject_id)
+    return list(conn.execute(sa.select(event.c.detail).where(*same).order_by(event.c.id)).scalars())

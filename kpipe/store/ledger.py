@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from kpipe.store import blobs
 from kpipe.store.models import blob, coder_call
 from kpipe.store.records import CoderCall
 from kpipe.store.sql import fetch_one, insert
@@ -58,6 +59,11 @@ def record(conn: sa.Connection, call: CoderCall | None, addresses: dict[str, str
     }
     added: int | None = conn.execute(_upsert(conn.dialect.name), row).scalar_one_or_none()
     return conn.execute(_ID, {"key": call.key}).scalar_one() if added is None else added
+
+
+def keep(conn: sa.Connection, call: CoderCall) -> None:
+    """Record a call that belongs to no turn, with its texts."""
+    record(conn, call, blobs.put_all(conn, texts(call)))
 
 
 @cache

@@ -7,7 +7,7 @@ more, so a verdict is never written twice, and never by a worker that was frozen
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -61,6 +61,7 @@ _JOBS = (
         evaluation.c.device,
         evaluation.c.harness,
         evaluation.c.attempt + evaluation.c.failures + 1,
+        evaluation.c.detail,
     )
     .join_from(evaluation, problem)
     .join(_reference, problem.c.reference_sha == _reference.c.sha)
@@ -89,14 +90,17 @@ def enqueue(
     device: str,
     round: int = 0,
     rank: int = 0,
+    seeds: Mapping[str, int] | None = None,
 ) -> int:
     """The evaluation of this kernel: a new one, or the one that waits, runs or is done already.
 
     One that was given up is tried again: the machine was to blame, not the kernel. Lower ranks come first.
+    `seeds` of an earlier verdict ask for its inputs.
     """
+    asked = {"detail": {"seeds": dict(seeds)}} if seeds else {}
     key = dict(zip(_KEY, (problem_id, kernel_sha, harness, device, round), strict=True))
     added: int | None = conn.execute(
-        _enqueue(conn.dialect.name), {**key, **_UNTRIED, "rank": rank}
+        _enqueue(conn.dialect.name), {**key, **_UNTRIED, "rank": rank, **asked}
     ).scalar_one_or_none()
     return conn.execute(_SAME, key).scalar_one() if added is None else added
 
@@ -123,7 +127,13 @@ def claim(
         if claimed is None:
             break
         ids.append(claimed)
-    return [EvaluationJob(*row) for row in fetch(conn, _JOBS, ids=ids)] if ids else []
+    return [_job(*row) for row in fetch(conn, _JOBS, ids=ids)] if ids else []
+
+
+def _job(*row: Any) -> EvaluationJob:
+    """Until there is a verdict, `detail` holds what the judge is asked for beside the usual."""
+    *columns, asked = row
+    return EvaluationJob(*(*columns, (asked or {}).get("seeds")))
 
 
 def renew(conn: sa.Connection, leases: Iterable[tuple[int, str]], lease_s: float) -> list[int]:

@@ -128,7 +128,10 @@ class StoredTurn:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """A claimed evaluation. `attempt` is 1 for the first try; `lease` proves that the job is still ours."""
+    """A claimed evaluation. `attempt` is 1 for the first try; `lease` proves that the job is still ours.
+
+    `seeds` are those of an earlier verdict that is replayed.
+    """
 
     id: int
     lease: str
@@ -138,6 +141,7 @@ class EvaluationJob:
     device: str
     harness: str
     attempt: int
+    seeds: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,24 @@ class EvaluationResult:
     id: int
     state: EvaluationState
     verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedKernel:
+    """An evaluation without its texts. `detail` has the seeds of its inputs."""
+
+    id: int
+    problem_id: int
+    problem: str
+    kernel_sha: str
+    device: str
+    round: int
+    state: EvaluationState
+    outcome: str | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    detail: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +195,106 @@ class TrainedSample:
     advantage: float | None
     weight: float | None
     drop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """A committed update, as its trainer recorded it."""
+
+    step: int
+    batch_hash: str
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTurn:
+    """A settled turn and all that a reward formula asks for. A fault has neither outcome nor reward."""
+
+    id: int
+    trajectory_id: int
+    group_id: int
+    run_id: int
+    problem: str
+    group_ordinal: int
+    member: int
+    ordinal: int
+    kernel_sha: str | None
+    evaluation_id: int | None
+    outcome: str | None
+    speedup: float | None
+    speedup_low: float | None
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnChange:
+    """A settled turn that another formula or a new finding judges in another way."""
+
+    turn: JudgedTurn
+    outcome: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampleChange:
+    """What the same change does to a sample of an update."""
+
+    run_id: int
+    step: int
+    turn_id: int
+    before: tuple[float | None, float | None]  # return, advantage
+    after: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What update `step` of a run made of a turn."""
+
+    run: str
+    step: int
+    return_: float | None
+    advantage: float | None
+    weight: float | None
+    drop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStory:
+    """A turn with all that belongs to it. `policy_step` is the version that suggested; `usd` is of the call."""
+
+    id: int
+    ordinal: int
+    state: TurnState
+    policy_step: int
+    prompt: str
+    suggestion: str
+    finish_reason: str
+    coder: str | None
+    usd: float | None
+    coder_error: str | None
+    kernel: str | None
+    kernel_sha: str | None
+    outcome: str | None
+    reward: float | None
+    fault: str | None
+    evaluation_id: int | None
+    verdict: Verdict | None
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A trajectory from its reference to its last turn."""
+
+    id: int
+    run: str
+    group: int
+    member: int
+    problem_id: int
+    problem: str
+    reference: str
+    state: TrajectoryState
+    turns: tuple[TurnStory, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -13,6 +14,7 @@ from kpipe.errors import StoreError
 from kpipe.store import events, policies
 from kpipe.store.models import (
     policy_version,
+    problem,
     rollout_group,
     tokens,
     train_sample,
@@ -20,11 +22,12 @@ from kpipe.store.models import (
     trajectory,
     turn,
 )
-from kpipe.store.records import PolicyVersion, Sample, TokenRecord, TrainedSample
+from kpipe.store.records import PolicyVersion, Sample, TokenRecord, TrainedSample, TrainStep
 from kpipe.store.sql import add_if_new, fetch, word
 from kpipe.store.tokens import decode
 
 STALE = "stale"
+_NOT_STALE = sa.or_(train_sample.c.drop_reason.is_(None), train_sample.c.drop_reason != STALE)
 
 _SAMPLES = (
     sa.select(
@@ -67,9 +70,7 @@ def take(
     `trainer_step`. Nothing is marked: the same groups come again until `commit_step`.
     """
     query = _fresh(run_id, trainer_step - max_off_policy_steps).order_by(rollout_group.c.ordinal).limit(limit)
-    groups = list(conn.execute(query).scalars())
-    samples = (_sample(*row) for row in fetch(conn, _SAMPLES, groups=groups))
-    return [list(members) for _, members in groupby(samples, key=lambda s: s.group_id)]
+    return _groups(conn, list(conn.execute(query).scalars()))
 
 
 def stale_groups(conn: sa.Connection, run_id: int, trainer_step: int, max_off_policy_steps: int) -> list[int]:
@@ -119,6 +120,64 @@ def steps(conn: sa.Connection, run_id: int) -> list[tuple[int, dict[str, Any]]]:
     """(step, metrics) of every committed update, in order."""
     query = sa.select(train_step.c.step, train_step.c.metrics).where(train_step.c.run_id == run_id)
     return [(step, metrics) for step, metrics in conn.execute(query.order_by(train_step.c.step))]
+
+
+def committed(conn: sa.Connection, run_id: int) -> list[TrainStep]:
+    """Every committed update, in order."""
+    query = sa.select(train_step.c.step, train_step.c.batch_hash, train_step.c.metrics)
+    rows = fetch(conn, query.where(train_step.c.run_id == run_id).order_by(train_step.c.step))
+    return [TrainStep(*row) for row in rows]
+
+
+def taken(conn: sa.Connection, run_id: int, step: int) -> list[list[Sample]]:
+    """What `take` gave to the trainer for update `step`, in the same order."""
+    looked_at = (
+        sa.select(trajectory.c.group_id)
+        .join_from(train_sample, turn, train_sample.c.turn_id == turn.c.id)
+        .join(trajectory)
+        .where(train_sample.c.run_id == run_id, train_sample.c.step == step, _NOT_STALE)
+        .distinct()
+    )
+    return _groups(conn, list(conn.execute(looked_at).scalars()))
+
+
+def trained(conn: sa.Connection, run_id: int, step: int) -> list[TrainedSample]:
+    """What update `step` made of its samples, by turn; stale ones left out."""
+    s = train_sample.c
+    query = sa.select(s.turn_id, s["return"], s.advantage, s.weight, s.drop_reason)
+    query = query.where(s.run_id == run_id, s.step == step, _NOT_STALE).order_by(s.turn_id)
+    return [TrainedSample(*row) for row in fetch(conn, query)]
+
+
+def problem_names(conn: sa.Connection, run_id: int) -> dict[int, str]:
+    """Name by id of every problem that the run's updates looked at."""
+    return {i: name for _, i, name in _problems_looked_at(conn, run_id)}
+
+
+def problems_by_step(conn: sa.Connection, run_id: int) -> dict[int, set[str]]:
+    """Names of the problems that each update looked at."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for step, _, name in _problems_looked_at(conn, run_id):
+        found[step].add(name)
+    return dict(found)
+
+
+def _problems_looked_at(conn: sa.Connection, run_id: int) -> list[tuple[int, int, str]]:
+    query = (
+        sa.select(train_sample.c.step, problem.c.id, problem.c.name)
+        .join_from(train_sample, turn, train_sample.c.turn_id == turn.c.id)
+        .join(trajectory)
+        .join(rollout_group)
+        .join(problem, rollout_group.c.problem_id == problem.c.id)
+        .where(train_sample.c.run_id == run_id, _NOT_STALE)
+        .distinct()
+    )
+    return fetch(conn, query)
+
+
+def _groups(conn: sa.Connection, groups: Sequence[int]) -> list[list[Sample]]:
+    samples = (_sample(*row) for row in fetch(conn, _SAMPLES, groups=groups))
+    return [list(members) for _, members in groupby(samples, key=lambda s: s.group_id)]
 
 
 def _fresh(run_id: int, oldest_step: int, *, stale: bool = False) -> sa.Select[Any]:

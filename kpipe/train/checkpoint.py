@@ -19,6 +19,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kpipe.config import TrainConfig
 from kpipe.errors import TrainError
 from kpipe.policy.files import checkpoint_files, digest
 from kpipe.store.records import PolicyVersion
@@ -63,10 +64,10 @@ def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
 
     It names the newest of the other `versions` that still is.
     """
-    if not (damage := _damage(version)):
+    if not (found := damage(version)):
         return
     earlier = sorted((v for v in versions if v.step < version.step), key=lambda v: -v.step)
-    intact = next((v for v in earlier if not _weights_damage(v)), None)
+    intact = next((v for v in earlier if not weights_damage(v)), None)
     fix = "Restore that directory from a backup"
     if intact:
         fix += (
@@ -74,8 +75,20 @@ def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
             f" --set policy.kind=local --set policy.model={intact.path}"
         )
     raise TrainError(
-        f"The checkpoint of update {version.step}, {version.path}, is damaged: {damage}.", f"{fix}."
+        f"The checkpoint of update {version.step}, {version.path}, is damaged: {found}.", f"{fix}."
     )
+
+
+def resume(version: PolicyVersion, versions: Sequence[PolicyVersion], cfg: TrainConfig) -> Learner:
+    """The learner as it was after update `version.step`; checked before it is loaded. Raises KpipeError."""
+    base = next(v for v in versions if v.step == 0)
+    verify(version, versions)
+    if cfg.kl_beta > 0:
+        verify(base, versions)
+    learner = Learner.load(Path(version.path), Path(base.path), cfg)
+    if version.step > 0:
+        restore_optimizer(learner, Path(version.path))
+    return learner
 
 
 def restore_optimizer(learner: Learner, path: Path) -> None:
@@ -102,10 +115,10 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
     }
 
 
-def _damage(version: PolicyVersion) -> str | None:
+def damage(version: PolicyVersion) -> str | None:
     """What is wrong with a checkpoint to go on from, or None."""
-    if damage := _weights_damage(version):
-        return damage
+    if found := weights_damage(version):
+        return found
     if version.step == 0:
         return None
     path = Path(version.path)
@@ -118,7 +131,8 @@ def _damage(version: PolicyVersion) -> str | None:
     return None
 
 
-def _weights_damage(version: PolicyVersion) -> str | None:
+def weights_damage(version: PolicyVersion) -> str | None:
+    """What is wrong with the weights of a checkpoint, or None."""
     path = Path(version.path)
     if not path.is_dir() or not checkpoint_files(path):
         return "there is nothing"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from kpipe import __version__
+from kpipe.config import Config
 from kpipe.train.tally import Stopwatch, peak_memory_mib
 from kpipe.train.update import Learned
 
@@ -22,6 +28,29 @@ def cost(learned: Learned, watch: Stopwatch) -> dict[str, Any]:
         "tokens_per_second": learned.tokens / learning if learning else 0.0,
         "peak_memory_mib": peak_memory_mib(watch.device),
     }
+
+
+_ARITHMETIC_IN_POLICY = ("temperature", "max_new_tokens")
+_NOT_ARITHMETIC = {"max_steps", "keep_last", "threads", "device"}
+
+
+def environment(config: Config, device: torch.device) -> dict[str, Any]:
+    """What decides, beside samples and seed, which bits an update gives; a replay looks at it for reasons."""
+    return {
+        "kpipe": __version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "settings": settings_digest(config),
+    }
+
+
+def settings_digest(config: Config) -> str:
+    """Digest of the settings that enter the arithmetic of an update."""
+    tree = config.train.model_dump(mode="json", exclude=_NOT_ARITHMETIC)
+    tree |= config.policy.model_dump(mode="json", include=set(_ARITHMETIC_IN_POLICY))
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def step_line(step: int, last: int, m: Mapping[str, Any]) -> str:

@@ -25,19 +25,18 @@ from safetensors import SafetensorError
 from kpipe import __version__
 from kpipe.config import Config, from_json
 from kpipe.errors import TrainError, UsageError
-from kpipe.policy.files import digest
-from kpipe.store import policies, rollouts, runs, training, workers
+from kpipe.policy.files import digest as digest_of
+from kpipe.store import policies, runs, training, workers
 from kpipe.store.database import Database
-from kpipe.store.records import PolicyVersion, Run, Sample, StoredTurn, TrainedSample
+from kpipe.store.records import PolicyVersion, Run, Sample
 from kpipe.train import checkpoint
-from kpipe.train.batch import Scored, batch_hash, score
 from kpipe.train.checkpoint import TrainerState
 from kpipe.train.folder import CheckpointFolder
 from kpipe.train.learner import Learner
-from kpipe.train.metrics import batch_metrics
-from kpipe.train.report import cost, step_line
+from kpipe.train.report import cost, environment, step_line
+from kpipe.train.step import make_update, turns_of
 from kpipe.train.tally import Stopwatch
-from kpipe.train.update import Learned, Row, Stopped, Update
+from kpipe.train.update import Stopped
 
 log = logging.getLogger("kpipe.train")
 POLL_S = 0.1
@@ -116,7 +115,7 @@ class Trainer:
         while latest.step < self.config.train.max_steps:
             watch = Stopwatch(learner.device)
             with watch("wait"):
-                groups = self._wait_for_groups(latest.step)
+                groups = self.wait_for_groups(latest.step)
             latest = self._update(learner, groups, latest, watch)
         return latest
 
@@ -126,7 +125,7 @@ class Trainer:
             self._pause("waiting for the base policy")
         return latest
 
-    def _wait_for_groups(self, step: int) -> list[list[Sample]]:
+    def wait_for_groups(self, step: int) -> list[list[Sample]]:
         """The groups of the next update, oldest first. Raises Stopped."""
         needed, oldest = self.config.collect.groups_per_step, self.config.collect.max_off_policy_steps
         while self.db.read(training.ready, self.run.id, step, oldest) < needed:
@@ -149,13 +148,8 @@ class Trainer:
         for path in self.folder.sweep(latest.step):
             log.warning("%s belongs to no update of this database and was set aside", path)
         versions = self.db.read(policies.list_, self.run.id)
-        base = next(v for v in versions if v.step == 0)
-        checkpoint.verify(latest, versions)
-        if self.config.train.kl_beta > 0:
-            checkpoint.verify(base, versions)
-        learner = Learner.load(Path(latest.path), Path(base.path), self.config.train)
+        learner = checkpoint.resume(latest, versions, self.config.train)
         if latest.step > 0:
-            checkpoint.restore_optimizer(learner, Path(latest.path))
             log.info("going on after update %d", latest.step)
         return learner
 
@@ -165,43 +159,36 @@ class Trainer:
         """Learn, write the checkpoint, commit. Raises Stopped before anything is written, or KpipeError."""
         step = latest.step + 1
         self._beat(f"update {step}")
-        scored = score(groups, self.config.train)
-        learned = self._learn(learner, [row_of(s) for s in scored if s.drop_reason is None], step, watch)
-        path, made = self._save(learner, Path(latest.path), step, watch)
+        made = make_update(
+            learner,
+            groups,
+            self.db.read(turns_of, groups),
+            self.config,
+            seed=self.run.seed,
+            step=step,
+            watch=watch,
+            should_stop=self.stop.is_set,
+        )
+        path, digest = self._save(learner, Path(latest.path), step, watch)
         metrics = {
-            **batch_metrics(scored, self._turns(scored), latest.step),
-            **learned.metrics,
-            **cost(learned, watch),
+            **made.metrics,
+            **cost(made.learned, watch),
+            "environment": environment(self.config, learner.device),
         }
         version = self.db.write(
             training.commit_step,
             self.run.id,
             step,
             latest.id,
-            (str(path), made),
-            batch_hash(s.sample for s in scored),
+            (str(path), digest),
+            made.batch_hash,
             metrics,
-            trained_samples(scored, learned.weights),
-            self._stale_groups(latest.step),
+            made.samples,
+            self.stale_groups(latest.step),
         )
         log.info(step_line(step, self.config.train.max_steps, metrics))
         self._prune(step)
         return version
-
-    def _learn(self, learner: Learner, rows: Sequence[Row], step: int, watch: Stopwatch) -> Learned:
-        """Raises Stopped, TrainError."""
-        asked = self.stop.is_set
-        update = Update(
-            learner, rows, self.config, seed=self.run.seed, step=step, watch=watch, should_stop=asked
-        )
-        try:
-            return update.run()
-        except torch.OutOfMemoryError:
-            raise TrainError(
-                f"Update {step} does not fit into the memory of {learner.device}.",
-                "Start a run with a smaller train.mini_batch_size and as many more"
-                " train.gradient_accumulation_steps: the result is the same.",
-            ) from None
 
     def _save(self, learner: Learner, tokenizer_from: Path, step: int, watch: Stopwatch) -> tuple[Path, str]:
         """The finished checkpoint of `step` and its digest. Raises TrainError."""
@@ -210,7 +197,7 @@ class Trainer:
             with watch("save"):
                 draft = self.folder.begin(step)
                 checkpoint.write(draft, learner, tokenizer_from, state)
-                made = digest(draft)
+                made = digest_of(draft)
             with watch("publish"):
                 return self.folder.publish(step), made
         except (OSError, SafetensorError) as error:
@@ -219,11 +206,8 @@ class Trainer:
                 "Free the disk or check its permissions, and start again: the update is repeated.",
             ) from None
 
-    def _turns(self, scored: Sequence[Scored]) -> list[StoredTurn]:
-        trajectories = dict.fromkeys(s.sample.trajectory_id for s in scored)
-        return [turn for t in trajectories for turn in self.db.read(rollouts.turns, t)]
-
-    def _stale_groups(self, step: int) -> list[int]:
+    def stale_groups(self, step: int) -> list[int]:
+        """Groups that the update after `step` leaves out for good."""
         oldest = self.config.collect.max_off_policy_steps
         return self.db.read(training.stale_groups, self.run.id, step, oldest)
 
@@ -233,22 +217,3 @@ class Trainer:
         weights = max(optimizers, self.config.collect.max_off_policy_steps + FEWEST_WEIGHTS)
         steps = [v.step for v in self.db.read(policies.list_, self.run.id)]
         self.folder.prune(steps, latest=latest, optimizers=optimizers, weights=weights)
-
-
-def row_of(scored: Scored) -> Row:
-    """What the update needs of a sample that was not dropped. Raises ValueError for one that was."""
-    if scored.advantage is None:
-        raise ValueError(f"turn {scored.sample.turn_id} was dropped: {scored.drop_reason}")
-    tokens = scored.sample.tokens
-    return Row(tokens.prompt, tokens.completion, tokens.logprobs, scored.advantage)
-
-
-def trained_samples(scored: Sequence[Scored], weights: Sequence[float]) -> list[TrainedSample]:
-    """What the store keeps of every sample; `weights` are of those that were not dropped, in order."""
-    rest = iter(weights)
-    return [
-        TrainedSample(
-            s.sample.turn_id, s.return_, s.advantage, None if s.drop_reason else next(rest), s.drop_reason
-        )
-        for s in scored
-    ]

@@ -5,7 +5,7 @@ from unit.train.making import changed, group
 
 from kpipe.config import TrainConfig
 from kpipe.train.batch import batch_hash, score
-from kpipe.train.trainer import row_of, trained_samples
+from kpipe.train.step import row_of, trained_samples
 
 
 def config(**values: object) -> TrainConfig:

@@ -1,0 +1,1 @@
+"""Any stage again from what is stored: train, score, evaluate, one trajectory."""
