@@ -39,15 +39,13 @@ def show(name: Annotated[str, typer.Argument(help="Name of a problem.")], db: Db
 
     Example: kpipe problems show gelu
     """
-    import difflib
-
+    from kpipe.domain.near import near
     from kpipe.errors import UsageError
 
     known = _known(db)
     found = [p for p in known if p.name == name]
     if not found:
-        near = difflib.get_close_matches(name, [p.name for p in known], n=3, cutoff=0.4)
-        hint = f" Near: {', '.join(dict.fromkeys(near))}." if near else ""
+        hint = near(name, [p.name for p in known])
         raise UsageError(f"There is no problem {name!r}.{hint}", "`kpipe problems list` shows all.")
     for p in found:
         if len(found) > 1:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
+from kpipe.domain.near import near
 from kpipe.errors import UsageError
 from kpipe.store import runs, stories
 from kpipe.store.database import Database
@@ -47,12 +47,6 @@ def check_turn(story: Story, turn: int) -> None:
 def fix_run(names: Sequence[str]) -> str:
     """What to do about a wrong run name, where these are there."""
     return f"Name one with --run: {', '.join(names)}." if names else "`kpipe run --run NAME` starts one."
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """The end of a sentence: " Near: a, b." or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=SHOWN, cutoff=0.4)
-    return f" Near: {', '.join(dict.fromkeys(close))}." if close else ""
 
 
 def near_ids(wanted: int, known: Sequence[int]) -> str:

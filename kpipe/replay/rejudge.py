@@ -14,8 +14,9 @@ from rich.table import Table
 
 from kpipe.config import from_json
 from kpipe.domain.harness import HARNESS, device_kind
+from kpipe.domain.near import near
 from kpipe.errors import UsageError
-from kpipe.replay.lookup import near, near_ids
+from kpipe.replay.lookup import near_ids
 from kpipe.store import rounds
 from kpipe.store.database import Database
 from kpipe.store.records import JudgedKernel, Run

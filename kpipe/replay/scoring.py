@@ -14,10 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from kpipe.config import RewardConfig, from_json, load, presets
+from kpipe.domain.near import near
 from kpipe.domain.reward import reward
 from kpipe.domain.verdict import Outcome
 from kpipe.errors import UsageError
-from kpipe.replay.lookup import near
 from kpipe.store import runs, scores, training
 from kpipe.store.records import JudgedTurn, Run, Sample, SampleChange, TurnChange
 from kpipe.train.batch import score

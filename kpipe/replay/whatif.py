@@ -18,9 +18,10 @@ import torch
 
 from kpipe import __version__
 from kpipe.config import Config, RewardConfig, from_json, keys, load, value_of
+from kpipe.domain.near import near
 from kpipe.errors import UsageError
 from kpipe.policy.files import checkpoint_files, ensure_directory
-from kpipe.replay.lookup import near, near_ids
+from kpipe.replay.lookup import near_ids
 from kpipe.replay.scoring import rewarded
 from kpipe.store import events, policies, runs, training
 from kpipe.store.database import Database

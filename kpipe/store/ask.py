@@ -6,7 +6,6 @@ Postgres: a READ ONLY transaction, and the extended protocol, which takes exactl
 
 from __future__ import annotations
 
-import difflib
 import re
 import sqlite3
 from collections.abc import Generator, Iterator
@@ -17,6 +16,7 @@ from typing import Any, cast
 import psycopg
 import sqlalchemy as sa
 
+from kpipe.domain.near import near
 from kpipe.errors import UsageError
 from kpipe.store import sqlite
 from kpipe.store.database import Database
@@ -127,8 +127,7 @@ def _near(db: Database, error: Exception) -> str:
     if not missing:
         return "docs/sql.md has questions to start from."
     name = missing[1].rpartition(".")[2]
-    near = difflib.get_close_matches(name, sorted(set(db.read(_names))), n=3, cutoff=0.5)
-    return f"Near: {', '.join(near)}." if near else "docs/sql.md lists the tables and views."
+    return near(name, sorted(set(db.read(_names)))).strip() or "docs/sql.md lists the tables and views."
 
 
 def _names(conn: sa.Connection) -> list[str]:

@@ -5,12 +5,12 @@ Every function reads what one person can look at: one thing, or the newest few o
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from kpipe.domain.near import near
 from kpipe.errors import UsageError
 from kpipe.store import runs, training, workers
 from kpipe.store.models import blob, rollout_group, trajectory, turn
@@ -212,11 +212,7 @@ def _known_run(conn: sa.Connection, name: str) -> int:
     found = runs.get(conn, name)
     if found is None:
         names = [r.name for r in runs.list_(conn)]
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-        raise UsageError(
-            f"There is no run {name!r}.",
-            f"Near: {', '.join(near)}." if near else "`kpipe show run` lists all runs.",
-        )
+        raise UsageError(f"There is no run {name!r}.{near(name, names)}", "`kpipe show run` lists all runs.")
     return found.id
 
 
@@ -227,6 +223,6 @@ def _check_id(conn: sa.Connection, what: str, table: sa.Table, id_: int) -> None
         return
     below = conn.execute(sa.select(sa.func.max(key)).where(key < id_)).scalar_one()
     above = conn.execute(sa.select(sa.func.min(key)).where(key > id_)).scalar_one()
-    near = [str(n) for n in (below, above) if n is not None]
-    fix = f"Near: {', '.join(near)}." if near else f"The database has no {what} yet."
+    beside = [str(n) for n in (below, above) if n is not None]
+    fix = f"Near: {', '.join(beside)}." if beside else f"The database has no {what} yet."
     raise UsageError(f"There is no {what} {id_}.", fix)

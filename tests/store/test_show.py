@@ -121,10 +121,10 @@ def test_queue_workers_best_and_cost(shown: World, database_url: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("run fist", "There is no run 'fist'. Near: first."),
-        ("cost --run frist", "There is no run 'frist'. Near: first."),
+        ("run fist", "There is no run 'fist'. Near: first. `kpipe show run` lists all runs."),
+        ("cost --run frist", "There is no run 'frist'. Near: first. `kpipe show run` lists all runs."),
         ("best --run zzz", "There is no run 'zzz'. `kpipe show run` lists all runs."),
-        ("turn --run secnd", "There is no run 'secnd'. Near: second."),
+        ("turn --run secnd", "There is no run 'secnd'. Near: second. `kpipe show run` lists all runs."),
         ("turn 99", "There is no turn 99. Near: 7."),
         ("turn 0", "There is no turn 0. Near: 1."),
         ("group 17", "There is no group 17. Near: 2."),
