@@ -21,6 +21,8 @@ from kpipe.store.records import Run
 
 BARS = " ▁▂▃▄▅▆▇█"
 REFRESH_S = 0.5
+REST = 20
+"""The next look at the store waits this many times as long as the last one took: a large one must not cost the run."""
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
     _first_step: tuple[int, float] | None = None
     _printed: int = -1
-    _drawn: float = 0.0
+    _next_draw: float = 0.0
     _live: Live | None = None
 
     def __enter__(self) -> Progress:
@@ -56,9 +58,10 @@ class Progress:
             self._first_step = (step, now)
         if self._live is None:
             self._line(step)
-        elif now - self._drawn >= REFRESH_S:
-            self._drawn = now
+        elif now >= self._next_draw:
             self._live.update(self._panel(step), refresh=True)
+            drawn = time.monotonic()
+            self._next_draw = drawn + max(REFRESH_S, REST * (drawn - now))
 
     def _line(self, step: int) -> None:
         if step == self._printed:
