@@ -234,7 +234,7 @@ def _follow(story: Story, turn: int | None, everything: bool, as_json: bool) -> 
         _print_json(follow.as_json(story, turn))
         return
     ask = not everything and sys.stdin.isatty() and sys.stdout.isatty()
-    follow.step_through(Console(highlight=False), story, turn, ask=ask)
+    follow.step_through(Console(highlight=False, markup=False), story, turn, ask=ask)
 
 
 def _play(
@@ -253,7 +253,7 @@ def _play(
             {"stored": follow.as_json(story, None), "again": follow.as_json(again, None), "from": start}
         )
     else:
-        follow.print_beside(Console(highlight=False), story, again, start)
+        follow.print_beside(Console(highlight=False, markup=False), story, again, start)
 
 
 def _print_json(value: Any) -> None:

@@ -133,7 +133,7 @@ def _waiting(db: Database, jobs: Sequence[int]) -> int:
 
 def _wait(db: Database, number: int, jobs: Sequence[int]) -> None:
     """Until every job has a verdict. Ctrl-C leaves them in the queue."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     told = f"Round {number}: {{}} kernels wait for `kpipe evaluate` (Ctrl-C leaves them queued; --now works here)."
     with console.status(told.format(len(jobs))) as status:
         while left := _waiting(db, jobs):
@@ -143,7 +143,7 @@ def _wait(db: Database, number: int, jobs: Sequence[int]) -> None:
 
 def print_agreement(pairs: Sequence[Pair]) -> None:
     """A row per kernel, then how many agree."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     table = Table("problem", "kernel", "was", "is", "speedup was", "is", "ratio", "", box=None)
     for p in pairs:
         ratio = "" if p.ratio is None else f"{p.ratio:.2f}"

@@ -31,7 +31,7 @@ WHAT_IF = (
 
 def print_retrained(done: Sequence[Replayed]) -> None:
     """A row per update, then one sentence about the first difference, if there is one."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     table = Table("update", "reward", "loss", "grad norm", "parameters", "result", box=None)
     for r in done:
         numbers = (_number(r.again.get(name)) for name in ("reward_mean", "loss", "grad_norm"))
@@ -59,7 +59,7 @@ def retrained_json(done: Sequence[Replayed]) -> list[dict[str, Any]]:
 
 def print_what_if(run: str, plan: Plan, new: Sequence[TrainStep], old: Sequence[TrainStep]) -> None:
     """A row per update, beside the update of the source that used the same rollouts."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     table = Table(*(title for title, _ in WHAT_IF), box=None)
     for row in what_if_json(plan, new, old):
         table.add_row(*(_short(row[name]) for _, name in WHAT_IF))

@@ -62,7 +62,7 @@ def _no_trainer(run: Run) -> AbstractContextManager[None]:
 
 def print_report(found: Rescoring, *, applied: bool) -> None:
     """How many turns change, means by problem, and the largest changes."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     rewarded = sum(t.reward is not None for t in found.judged)
     console.print(
         f"{found.formula}: {len(found.changes)} of {rewarded} rewarded turns change, and {len(found.samples)}"

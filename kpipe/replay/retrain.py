@@ -88,7 +88,8 @@ class Retraining:
     def _range(self, first: int | None, last: int | None) -> range:
         if not self.committed:
             raise UsageError(f"Run {self.run.name!r} has no updates yet.", "Train it first: kpipe run.")
-        low, high = first or min(self.committed), last or max(self.committed)
+        low = min(self.committed) if first is None else first
+        high = max(self.committed) if last is None else last
         for option, step in (("--from", low), ("--to", high)):
             if step not in self.committed:
                 known = sorted(self.committed)

@@ -145,7 +145,12 @@ def test_a_pruned_start_names_the_possible_ones(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--run", "fillet"], "Near: filled"), (["--run", "filled", "--from", "9"], "Near: 1, 2, 3")],
+    [
+        (["--run", "fillet"], "Near: filled"),
+        (["--run", "filled", "--from", "9"], "Near: 1, 2, 3"),
+        (["--run", "filled", "--from", "0"], "Near: 1, 2, 3"),
+        (["--run", "filled", "--from", "3", "--to", "2"], "is after --to 2"),
+    ],
 )
 def test_unknown_names_have_neighbours(url: str, options: list[str], message: str) -> None:
     result = kpipe("train", *options, "--db", url)
