@@ -105,7 +105,9 @@ def _what_if(
 
 @app.command()
 def score(
-    name: RunName = "default",
+    name: Annotated[
+        str | None, typer.Option("--run", help="Name of the run, for --reward.  [default: default]")
+    ] = None,
     reward: Annotated[
         str | None,
         typer.Option(metavar="PRESET_OR_FILE", help="Formula: a preset, or a TOML file with [reward]."),
@@ -132,9 +134,11 @@ def score(
         raise UsageError(
             "Give either --reward or --invalidate.", "For example: kpipe replay score --reward kevin."
         )
+    if invalidate is not None and name is not None:
+        raise UsageError("--invalidate works on all runs, because they share verdicts.", "Leave --run away.")
     with Database.open(db) as database:
         if reward is not None:
-            found = rescore.under_formula(database, name, reward, apply=apply)
+            found = rescore.under_formula(database, name or "default", reward, apply=apply)
         else:
             found = rescore.with_hacks(database, invalidate or "", apply=apply)
     if as_json:

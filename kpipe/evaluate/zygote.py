@@ -66,6 +66,7 @@ def main(control: socket.socket, cores: list[int]) -> None:
                 try:
                     request, fds = wire.receive(control)
                 except wire.Closed:
+                    signal.set_wakeup_fd(-1)  # its socket is closed before the last children end
                     return
                 parent = os.getpid()
                 pid = os.fork()

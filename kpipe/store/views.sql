@@ -59,7 +59,7 @@ FROM (SELECT u.id, g.run_id, g.problem_id,
 JOIN v_turn u ON u.turn_id = ranked.id
 WHERE ranked.place = 1;
 
--- The ten fastest correct kernels of every problem on every kind of device, over all runs.
+-- The ten fastest correct kernels of every problem on every kind of device, over all runs; by their first verdict.
 CREATE VIEW v_leaderboard AS
 SELECT suite, level, problem, device, harness, place, speedup, speedup_low, speedup_high, baseline_ms,
        time_ms, kernel_sha, evaluation_id
@@ -68,7 +68,7 @@ FROM (SELECT p.suite, p.level, p.name AS problem, e.device, e.harness, e.speedup
              row_number() OVER (PARTITION BY e.problem_id, e.device, e.harness
                                 ORDER BY e.speedup DESC, e.id) AS place
       FROM evaluation e JOIN problem p ON p.id = e.problem_id
-      WHERE e.outcome = 'correct') ranked
+      WHERE e.outcome = 'correct' AND e.round = 0) ranked
 WHERE place <= 10;
 
 CREATE VIEW v_queue AS

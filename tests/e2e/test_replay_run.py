@@ -140,6 +140,7 @@ def test_another_round_of_the_same_kernels(folder: Path) -> None:
         (["train", "--set", "train.gamma=1.0"], "--into NAME"),
         (["score"], "--reward or --invalidate"),
         (["score", "--invalidate", "no-such-rule"], "No stored kernel"),
+        (["score", "--invalidate", "no-such-rule", "--run", "first"], "all runs"),
         (["evaluate", "--problem", "gelus"], "Near: gelu."),
         (["trajectory", "99"], "no trajectory 99 in this database. Near: 12, 13, 14, 15, 16."),
         (["trajectory", "1", "--turn", "7"], "Near: 0, 1."),
