@@ -15,17 +15,7 @@ from kpipe.store.database import Database
 from kpipe.store.models import metadata
 
 SHARED = "kpipe_tests"
-HERE = Path(__file__).parent
-KERNELS = ("chaos/", "e2e/", "unit/coder/test_builtin", "unit/evaluate/")
 _numbers = count()
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that build or judge kernels take turns in one process; every other file stays in one process, too."""
-    for item in items:
-        name = item.path.relative_to(HERE).as_posix()
-        item.add_marker(pytest.mark.xdist_group("kernels" if name.startswith(KERNELS) else name))
 
 
 @pytest.fixture(scope="session")
