@@ -25,7 +25,7 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run of three updates. Its correct turns have verdicts, so that another formula can score them."""
+    """A run of three updates. Its turns have verdicts, so that another formula can score them."""
     folder = tmp_path_factory.mktemp("source")
     filled = start(folder, small_config(folder / "out", steps=STEPS, kl_beta=0.01))
     fill(filled, STEPS * GROUPS_PER_STEP)
@@ -40,16 +40,17 @@ def add_verdicts(conn: Any) -> None:
     other, _ = catalog.add(conn, Problem("made-up", 1, "other", "train", "class Model: pass"))
     conn.exec_driver_sql("UPDATE rollout_group SET problem_id = ? WHERE ordinal % 3 = 0", (other,))
     worker = workers.register(conn, "evaluate", "host", 1, "cpu")
-    correct = (
-        "SELECT turn.id, reward, problem_id FROM turn JOIN trajectory ON trajectory.id = trajectory_id"
-        " JOIN rollout_group ON rollout_group.id = group_id WHERE outcome = 'correct'"
+    judged = (
+        "SELECT turn.id, reward, outcome, problem_id FROM turn JOIN trajectory ON trajectory.id = trajectory_id"
+        " JOIN rollout_group ON rollout_group.id = group_id WHERE outcome IS NOT NULL"
     )
-    for turn, reward, problem in conn.exec_driver_sql(correct).fetchall():
+    for turn, reward, outcome, problem in conn.exec_driver_sql(judged).fetchall():
         sha = blobs.put(conn, f"kernel {turn}")
         job = queue.enqueue(conn, problem, sha, "1", "cpu")
         (claimed,) = queue.claim(conn, worker, "cpu", 100.0)
         times = {"time_ms": 1.0, "baseline_ms": reward - 0.3, "speedup": reward - 0.3}
-        queue.report(conn, job, claimed.lease, Verdict(Outcome.CORRECT, **times))
+        verdict = Verdict(Outcome(outcome), **(times if outcome == "correct" else {}))
+        queue.report(conn, job, claimed.lease, verdict)
         conn.exec_driver_sql(
             "UPDATE turn SET kernel_sha = ?, evaluation_id = ? WHERE id = ?", (sha, job, turn)
         )
