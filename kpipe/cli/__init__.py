@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 
 def main() -> None:
@@ -13,15 +14,15 @@ def main() -> None:
 
     try:
         app()
-    except KpipeError as error:
-        _fail(error.message, error.fix, error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except OSError as error:
-        if error.filename is None and error.strerror is None:
+    except (Exception, KeyboardInterrupt) as error:
+        if _interrupted(error):
+            sys.exit(130)
+        if isinstance(error, KpipeError):
+            _fail(error.message, error.fix, error.exit_code)
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+        if not isinstance(error, OSError) or (error.filename is None and error.strerror is None):
             raise
         where = f" {error.filename}" if error.filename else ""
         _fail(
@@ -31,7 +32,14 @@ def main() -> None:
         )
 
 
-def _fail(message: str, fix: str, code: int) -> None:
+def _interrupted(error: BaseException | None) -> bool:
+    """Ctrl-C, also where a driver's cleaning up after it failed and raised something of its own."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _fail(message: str, fix: str, code: int) -> NoReturn:
     print(f"Error: {message}", file=sys.stderr)
     if fix:
         print(f"  {fix}", file=sys.stderr)
