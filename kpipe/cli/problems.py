@@ -39,14 +39,7 @@ def show(name: Annotated[str, typer.Argument(help="Name of a problem.")], db: Db
 
     Example: kpipe problems show gelu
     """
-    from kpipe.domain.near import near
-    from kpipe.errors import UsageError
-
-    known = _known(db)
-    found = [p for p in known if p.name == name]
-    if not found:
-        hint = near(name, [p.name for p in known])
-        raise UsageError(f"There is no problem {name!r}.{hint}", "`kpipe problems list` shows all.")
+    found = _chosen(db, [name])
     for p in found:
         if len(found) > 1:
             typer.echo(f"# {p.suite}, level {p.level}, {p.split}")
@@ -98,6 +91,61 @@ def add(
     old = len(found) - added
     known = f", {old} were there already" if old else ""
     typer.echo(f"{added} problems added to suite {found[0].suite!r}{known}.")
+
+
+@app.command()
+def audit(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Problems; by default all that are known.")
+    ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile/--no-compile", help="Time torch.compile beside eager; the first takes longest."
+        ),
+    ] = True,
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+) -> None:
+    """Look for problems that can be passed without work, and time their references on one core.
+
+    Exit code 1 when something was found. Rules: docs/problems.md.
+
+    Example: kpipe problems audit gelu softmax --no-compile
+    """
+    import json
+    from dataclasses import asdict
+
+    from kpipe.config import EvaluateConfig
+    from kpipe.evaluate.audit import audit as audit_one
+
+    results = []
+    for problem in _chosen(db, names or []):
+        result = audit_one(problem, EvaluateConfig(), compiled=compiled)
+        results.append(result)
+        if not as_json:
+            times = (("eager", result.eager_ms), ("torch.compile", result.compiled_ms))
+            shown = ", ".join(f"{name} {ms:.3g} ms" for name, ms in times if ms is not None)
+            typer.echo(f"{result.suite}/{result.name}: {shown or 'not timed'}")
+            for finding in result.findings:
+                typer.echo(f"  {finding.rule}: {finding.text}")
+    if as_json:
+        typer.echo(json.dumps([asdict(r) for r in results], indent=2))
+    if any(r.findings for r in results):
+        raise typer.Exit(1)
+
+
+def _chosen(db: str, names: list[str]):  # type: ignore[no-untyped-def]
+    """The known problems of these names, or all. Raises UsageError."""
+    from kpipe.domain.near import near
+    from kpipe.errors import UsageError
+
+    known = _known(db)
+    for name in names:
+        if all(p.name != name for p in known):
+            hint = near(name, [p.name for p in known])
+            raise UsageError(f"There is no problem {name!r}.{hint}", "`kpipe problems list` shows all.")
+    return [p for p in known if not names or p.name in names]
 
 
 def _known(db: str):  # type: ignore[no-untyped-def]
