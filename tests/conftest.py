@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,14 @@ from kpipe.store.models import metadata
 
 SHARED = "kpipe_tests"
 _numbers = count()
+
+
+@pytest.fixture(autouse=True)
+def denormals() -> Iterator[None]:
+    """A library built with -ffast-math switches them off when it is loaded: not for the next test."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")
@@ -78,9 +87,11 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def build_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One build cache for the whole session, so that the shim's library is built once.
+    """One build cache for all processes of the session, so that the shim's library is built once.
 
     KPIPE_TEST_CACHE names a directory to keep it in between sessions.
     """
-    kept = os.environ.get("KPIPE_TEST_CACHE")
-    return Path(kept) if kept else tmp_path_factory.mktemp("build-cache")
+    if kept := os.environ.get("KPIPE_TEST_CACHE"):
+        return Path(kept)
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "build-cache"
