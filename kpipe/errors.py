@@ -6,6 +6,7 @@
     ├── ProblemError          a file is not a KernelBench-format problem
     ├── StoreError            the database is missing, locked away, full, or of another version
     │   ├── SchemaError       the schema is older or newer than this code, or not ours
+    │   ├── StoreLost         the server went away during a commit; who starts again finds out what was written
     │   └── LeaseLost         this worker stalled; its job belongs to somebody else now
     ├── PolicyError           a model cannot be loaded or used as a policy
     ├── CoderError            the coder cannot be used at all (no key, unknown model, unreachable)
@@ -46,6 +47,10 @@ class StoreError(KpipeError): ...
 
 
 class SchemaError(StoreError): ...
+
+
+class StoreLost(StoreError):
+    exit_code = 75  # EX_TEMPFAIL: `kpipe run` starts such a stage again
 
 
 class LeaseLost(StoreError): ...

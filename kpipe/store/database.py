@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from kpipe.errors import StoreError
+from kpipe.errors import StoreError, StoreLost
 from kpipe.store import schema, sqlite
-from kpipe.store.failures import DEADLOCKS, explained, sqlstate
+from kpipe.store.failures import DEADLOCKS, explained, is_lost, sqlstate
 from kpipe.store.sql import dump_json
 
 P = ParamSpec("P")
@@ -29,6 +30,8 @@ READERS = 4
 POSTGRES_WRITERS = 4
 TRIES = 5
 """How often a transaction that Postgres chose as the victim of a deadlock is run again."""
+PATIENCE_S, RETRY_S = 60.0, 0.25
+"""How long a server that was there may be away, for a restart, and how often it is looked for."""
 
 
 class Database:
@@ -39,6 +42,7 @@ class Database:
         self.path = gate.database if gate else None
         self.dialect = writer.dialect.name
         self._writer, self._reader, self._gate = writer, reader, gate
+        self._patience_s = 0.0
         self._writes = ThreadPoolExecutor(1 if gate else POSTGRES_WRITERS, "kpipe-store-write")
         self._reads = ThreadPoolExecutor(READERS, "kpipe-store-read")
 
@@ -59,6 +63,7 @@ class Database:
         except BaseException:
             db.close()
             raise
+        db._patience_s = PATIENCE_S
         return db
 
     @classmethod
@@ -86,7 +91,10 @@ class Database:
         return self._reads.submit(self._run_read, fn, args, kwargs).result()
 
     def write(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `fn` in a transaction: committed when it returns, undone when it raises. Raises StoreError."""
+        """Run `fn` in a transaction: committed when it returns, undone when it raises.
+
+        Raises StoreError, and StoreLost when the server went away during the commit: nobody knows then.
+        """
         return self._writes.submit(self._run_write, fn, args, kwargs).result()
 
     @contextmanager
@@ -138,19 +146,45 @@ class Database:
         return self._gate() if self._gate else nullcontext()
 
     def _run_read(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
-        with explained(self.name), self._reader.connect() as conn:
-            return fn(conn, *args, **kwargs)
+        def attempt() -> T:
+            with self._reader.connect() as conn:
+                return fn(conn, *args, **kwargs)
+
+        return self._patiently(attempt)
 
     def _run_write(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
-        with explained(self.name):
-            for attempt in range(1, TRIES + 1):
+        def attempt() -> T:
+            with self._alone(), self._writer.connect() as conn:
+                conn.begin()
+                result = fn(conn, *args, **kwargs)
                 try:
-                    with self._alone(), self._writer.begin() as conn:
-                        return fn(conn, *args, **kwargs)
+                    conn.commit()
                 except DBAPIError as error:
-                    if sqlstate(error) not in DEADLOCKS or attempt == TRIES:
+                    if is_lost(error):
+                        raise StoreLost(
+                            f"The connection to {self.name} broke while something was written.",
+                            "Type the command again: it finds out what was written and goes on.",
+                        ) from error
+                    raise
+                return result
+
+        return self._patiently(attempt)
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """Again after a deadlock, and while a server that was there is away."""
+        deadline = None
+        with explained(self.name):
+            for number in count(1):
+                try:
+                    return attempt()
+                except DBAPIError as error:
+                    if sqlstate(error) in DEADLOCKS and number < TRIES:
+                        time.sleep(0.01 * number)
+                        continue
+                    deadline = deadline or time.monotonic() + self._patience_s
+                    if not is_lost(error) or time.monotonic() >= deadline:
                         raise
-                    time.sleep(0.01 * attempt)
+                    time.sleep(RETRY_S)
         raise AssertionError("unreachable")
 
 

@@ -83,3 +83,11 @@ def sqlstate(error: DBAPIError) -> str | None:
     """Postgres' five-character code, where there is one."""
     state: str | None = getattr(error.orig, "sqlstate", None)
     return state
+
+
+def is_lost(error: DBAPIError) -> bool:
+    """Did a server go away, or is it not there yet? Then the transaction may be tried again."""
+    if not isinstance(error, OperationalError) or isinstance(error.orig, sqlite3.Error):
+        return False
+    state = sqlstate(error)
+    return state is None or state.startswith(("08", "57P"))

@@ -14,7 +14,7 @@ from store.marks import only_postgres
 from store.processes import start, wait_for
 from store.store_world import World
 
-from kpipe.errors import StoreError
+from kpipe.errors import StoreError, StoreLost
 from kpipe.store import blobs, policies, rollouts
 from kpipe.store.database import Database
 from kpipe.store.verify import verify
@@ -134,16 +134,62 @@ def test_a_restarted_postgres_costs_no_transaction(postgres: PostgresServer, dat
     assert database.read(count_blobs) == 2
 
 
+def cut(postgres: PostgresServer, conn: sa.Connection) -> None:
+    """Take the server away from this connection."""
+    pid = conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+    postgres.sql(f"SELECT pg_terminate_backend({pid}, 10000)")
+
+
 @only_postgres
-def test_a_connection_that_breaks_in_mid_transaction(postgres: PostgresServer, database: Database) -> None:
-    def cut(conn: sa.Connection) -> None:
-        blobs.put(conn, "half")
-        pid = conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
-        postgres.sql(f"SELECT pg_terminate_backend({pid})")
+def test_a_transaction_that_the_server_left_is_run_again(
+    postgres: PostgresServer, database: Database
+) -> None:
+    tries = []
+
+    def write(conn: sa.Connection) -> None:
+        tries.append(blobs.put(conn, "half"))
+        if len(tries) == 1:
+            cut(postgres, conn)
         blobs.put(conn, "whole")
 
-    with pytest.raises(StoreError, match="was shut down"):
-        database.write(cut)
+    database.write(write)
+    assert len(tries) == 2
+    assert database.read(count_blobs) == 2
+
+
+@only_postgres
+def test_a_server_that_is_away_is_waited_for(postgres: PostgresServer, database: Database) -> None:
+    """It takes no connections for a while, as in a restart."""
+    name = database.name.rpartition("/")[2].partition("?")[0]
+    postgres.sql(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    postgres.sql(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'")
+    answers: list[int] = []
+    asking = threading.Thread(target=lambda: answers.append(database.read(count_blobs)))
+    asking.start()
+    try:
+        with pytest.raises(StoreError, match="cannot be reached"):
+            Database.open(database.name)  # a command that starts now is told at once
+        assert answers == []
+    finally:
+        postgres.sql(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    asking.join(60)
+    assert answers == [0]
+
+
+@only_postgres
+def test_a_server_that_leaves_in_a_commit_leaves_a_doubt(
+    postgres: PostgresServer, database: Database
+) -> None:
+    tries = []
+
+    def write(conn: sa.Connection) -> None:
+        tries.append(blobs.put(conn, "who knows"))
+        cut(postgres, conn)
+
+    with pytest.raises(StoreLost, match="while something was written") as caught:
+        database.write(write)
+    assert caught.value.exit_code == 75
+    assert len(tries) == 1
     assert database.read(count_blobs) == 0
 
 
