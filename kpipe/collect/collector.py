@@ -23,6 +23,7 @@ from kpipe.domain.harness import HARNESS, device_kind
 from kpipe.domain.prompt import load_template
 from kpipe.errors import CoderError, LeaseLost, UsageError
 from kpipe.policy import open_policy, prepare_base
+from kpipe.policy.owner import claim
 from kpipe.store import catalog, policies, rollouts, runs, workers
 from kpipe.store.database import Database
 from kpipe.store.records import Group, PolicyVersion, Run, StoredProblem
@@ -94,6 +95,7 @@ async def ensure_base(db: Database, run: Run, config: Config) -> PolicyVersion:
     if newest := await db.aread(policies.latest, run.id):
         return newest
     path = (Path(config.output_dir) / run.name / "step-000000").resolve()
+    claim(path.parent, await db.aread(runs.identity, run.id), known=False)
     log.info("preparing the base policy in %s", path)
     digest = await asyncio.to_thread(prepare_base, config, path)
     return await db.awrite(policies.add, run.id, 0, str(path), digest)

@@ -50,7 +50,7 @@ def ensure_directory(path: Path, recipe: str, build: Callable[[Path], None]) -> 
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_name(f".{path.name}.lock")):
+        with locked(path.with_name(f".{path.name}.lock")):
             if known := _complete(path, recipe):
                 return known
             partial = path.with_name(f".{path.name}.partial")
@@ -82,8 +82,8 @@ def _complete(path: Path, recipe: str) -> str | None:
 
 
 @contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    """The kernel drops the lock with its holder, however that ends."""
+def locked(lock: Path) -> Iterator[None]:
+    """One holder at a time; the kernel drops the lock with its holder, however that ends."""
     with lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

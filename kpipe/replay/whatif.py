@@ -21,6 +21,7 @@ from kpipe.config import Config, RewardConfig, from_json, keys, load, value_of
 from kpipe.domain.near import near
 from kpipe.errors import UsageError
 from kpipe.policy.files import checkpoint_files, ensure_directory
+from kpipe.policy.owner import claim, refuse_taken
 from kpipe.replay.lookup import near_ids
 from kpipe.replay.scoring import rewarded
 from kpipe.store import events, policies, runs, training
@@ -134,8 +135,10 @@ def carry_out(db: Database, plan: Plan, into: str) -> tuple[Run, list[TrainStep]
     torch.set_num_threads(plan.config.train.threads or len(os.sched_getaffinity(0)))
     with stop_on_signals() as stop, folder.locked():
         if run is None:
+            refuse_taken(folder.root)
             base, made = folder.path(0), _copy(plan.start, folder.path(0))
             run = db.write(_create, plan, into, str(base), made)
+            claim(folder.root, db.read(runs.identity, run.id), known=True)
         WhatIf(db, run, plan.config, folder, stop, plan).run_to_end()
     return run, db.read(training.committed, run.id)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kpipe import __version__, problems
 from kpipe.config import Config, Loaded, from_json, keys, value_of
 from kpipe.errors import UsageError
+from kpipe.policy.owner import refuse_taken
 from kpipe.store import catalog, policies, runs
 from kpipe.store.database import Database
 from kpipe.store.records import Run
@@ -51,13 +53,15 @@ class Prepared:
 def prepare(db: Database, name: str, loaded: Loaded) -> Prepared:
     """Create the run, or take up the stored one with what may change changed.
 
-    Raises UsageError when the new configuration contradicts the stored one.
+    Raises UsageError when the new configuration contradicts the stored one, and PolicyError when the models
+    of another run lie where those of a new one would.
     """
     if loaded.config.problems.suite == problems.BUILTIN_SUITE:
         db.write(_add_builtin)
     stored = db.read(runs.get, name)
     if stored is None:
         config = loaded.config
+        refuse_taken((Path(config.output_dir) / name).resolve())
         run = db.write(runs.create, name, config.model_dump(mode="json"), config.seed, __version__)
         return Prepared(run, config, resumed=False)
     config = _merge(name, from_json(stored.config), loaded)

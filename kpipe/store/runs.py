@@ -11,7 +11,7 @@ from kpipe.errors import StoreError
 from kpipe.store import events
 from kpipe.store.models import run
 from kpipe.store.records import Run
-from kpipe.store.sql import add_if_new
+from kpipe.store.sql import add_if_new, plain
 
 _ROW = sa.select(run.c.id, run.c.name, run.c.config, run.c.seed, run.c.code_version)
 
@@ -43,6 +43,12 @@ def only(conn: sa.Connection) -> Run:
         names = ", ".join(r.name for r in found) or "none"
         raise StoreError(f"The database does not have exactly one run, but: {names}.", "Name one with --run.")
     return found[0]
+
+
+def identity(conn: sa.Connection, run_id: int) -> str:
+    """Its name and when it was made: the same in every copy of the database, and in no other."""
+    name, made = conn.execute(sa.select(run.c.name, run.c.created_at).where(run.c.id == run_id)).one()
+    return f"{name}, made {plain(made)!s}"
 
 
 def update_config(conn: sa.Connection, run_id: int, config: Mapping[str, Any]) -> None:

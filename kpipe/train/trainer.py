@@ -26,6 +26,7 @@ from kpipe import __version__
 from kpipe.config import Config, from_json
 from kpipe.errors import TrainError, UsageError
 from kpipe.policy.files import digest as digest_of
+from kpipe.policy.owner import claim
 from kpipe.store import policies, runs, training, workers
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion, Run, Sample
@@ -60,6 +61,8 @@ def main(db_url: str, run_name: str) -> None:
         config = from_json(run.config)
         torch.set_num_threads(config.train.threads or len(os.sched_getaffinity(0)))
         folder = CheckpointFolder(config.output_dir, run.name)
+        known = db.read(policies.latest, run.id) is not None
+        claim(folder.root, db.read(runs.identity, run.id), known=known)
         with stop_on_signals() as stop, folder.locked():
             Trainer(db, run, config, folder, stop).run_to_end()
     finally:
