@@ -36,14 +36,18 @@ def show(
             json.dumps({key: {"value": value, "origin": origin} for key, value, origin in rows}, indent=2)
         )
         return
-    from rich.console import Console
     from rich.table import Table
 
+    from kpipe.cli.console import console
+
     about = {key: info.description or "" for key, info in configuration.fields()}
-    table = Table("key", "value", "from", "meaning", box=None)
+    table = Table(box=None)
+    table.add_column("key", no_wrap=True)
+    for name in ("value", "from", "meaning"):
+        table.add_column(name, overflow="fold")
     for key, value, origin in rows:
         table.add_row(key, _toml(value), origin, about[key])
-    Console().print(table)
+    console().print(table)
 
 
 def _toml(value: object) -> str:

@@ -40,11 +40,11 @@ def doctor(
 
 
 def _print(findings: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from kpipe.cli.checks import ready
+    from kpipe.cli.console import console
 
     table = Table(box=None, show_header=False, pad_edge=False)
     for f in findings:
@@ -52,10 +52,10 @@ def _print(findings: list[Finding]) -> None:
         if f.fix and f.state != "ok":
             text.append(f"\n-> {f.fix}", style="dim" if f.state == "optional" else "bold")
         table.add_row(f.name, Text(f.state, style=_STYLE[f.state]), text)
-    console = Console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     if ready(findings):
-        console.print("`kpipe run` can work here.")
+        screen.print("`kpipe run` can work here.")
     else:
         missing = ", ".join(f.name for f in findings if f.state == "missing")
-        console.print(f"`kpipe run` cannot work here yet: {missing}.")
+        screen.print(f"`kpipe run` cannot work here yet: {missing}.")

@@ -10,16 +10,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from kpipe.cli.console import console
 from kpipe.cli.formats import safe, shown
 
 Page = dict[str, Any]
 
-CUT = 160
+CUT, WIDEST = 160, 10_000
+SHORT = 14
+"""Characters of a cell that is never broken; longer ones are, where the terminal is too narrow."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+")
 
 
@@ -27,16 +31,14 @@ def show_once(page: Page, as_json: bool) -> None:
     if as_json:
         print(json.dumps(page, ensure_ascii=False, indent=2))
     else:
-        Console(highlight=False).print(drawn(page))
+        console(highlight=False).print(drawn(page))
 
 
 def watch_it(read: Callable[[], Page], every_s: float, as_json: bool) -> None:
     """Until Ctrl-C. JSON comes as one line each time; on a terminal the screen is drawn anew."""
-    console = Console(highlight=False)
+    screen = console(highlight=False)
     live = (
-        Live(console=console, auto_refresh=False, screen=True)
-        if console.is_terminal and not as_json
-        else None
+        Live(console=screen, auto_refresh=False, screen=True) if screen.is_terminal and not as_json else None
     )
     with suppress(KeyboardInterrupt):
         if live is None:
@@ -45,7 +47,7 @@ def watch_it(read: Callable[[], Page], every_s: float, as_json: bool) -> None:
                 if as_json:
                     print(json.dumps(page, ensure_ascii=False), flush=True)
                 else:
-                    console.print(drawn(page))
+                    screen.print(drawn(page))
                 time.sleep(every_s)
         with live:
             while True:
@@ -64,9 +66,27 @@ def drawn(page: Page) -> RenderableType:
         elif len(section) == 1 and not name.endswith("s"):
             body = _facts(section[0])
         else:
-            body = _table(section)
+            body = _Rows(section)
         parts += [Text(name, style="bold"), body, Text()]
     return Group(*parts[:-1])
+
+
+class _Rows:
+    """A table, or where the terminal is too narrow for one, each row as facts: nothing is cut."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = _table(self.rows)
+        needed = Measurement.get(console, options.update(max_width=WIDEST), table).minimum
+        if needed <= options.max_width:
+            yield table
+            return
+        for i, row in enumerate(self.rows):
+            if i:
+                yield Text()
+            yield _facts(row)
 
 
 def _facts(row: dict[str, Any]) -> Table:
@@ -79,7 +99,7 @@ def _facts(row: dict[str, Any]) -> Table:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """Columns in which no row says anything are left out; only sentences are broken into lines."""
+    """Columns in which no row says anything are left out; short cells, ids among them, are never broken."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
@@ -89,7 +109,8 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(
             _header(name, width),
             justify="right" if numbers else "left",
-            no_wrap=not any(c.count(" ") > 1 for c in cells),
+            no_wrap=width <= SHORT,
+            overflow="fold",
         )
     for row in rows:
         table.add_row(*(Text(cell(row[name])) for name in names))

@@ -24,13 +24,14 @@ def list_problems(db: Db = DEFAULT_DB, as_json: Json = False) -> None:
         names = ("suite", "level", "name", "split", "lines")
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from kpipe.cli.console import console
 
     table = Table("suite", "level", "name", "split", "lines", box=None)
     for row in rows:
         table.add_row(*map(str, row))
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()
@@ -60,7 +61,7 @@ def add(
     ] = None,
     split: Annotated[str, typer.Option(help="train or heldout.")] = "train",
     heldout_every: Annotated[
-        int, typer.Option(help="Put every N-th problem into the held-out split; 0 for none.")
+        int, typer.Option(min=0, help="Put every N-th problem into the held-out split; 0 for none.")
     ] = 0,
     db: Db = DEFAULT_DB,
 ) -> None:
@@ -76,6 +77,8 @@ def add(
 
     if split not in ("train", "heldout"):
         raise UsageError(f"--split {split} is neither train nor heldout.", "Choose one of the two.")
+    if suite is not None and not suite.strip():
+        raise UsageError("--suite is empty.", "Give a name, or leave it out.")
     if suite == problems.BUILTIN_SUITE:
         raise UsageError("The suite name 'builtin' belongs to kpipe.", "Choose another with --suite.")
     found = problems.load(where, suite=suite, heldout_every=heldout_every, split=split)  # type: ignore[arg-type]
@@ -90,7 +93,7 @@ def add(
         database.close()
     old = len(found) - added
     known = f", {old} were there already" if old else ""
-    typer.echo(f"{added} problems added to suite {found[0].suite!r}{known}.")
+    typer.echo(f"{added} problem{'' if added == 1 else 's'} added to suite {found[0].suite!r}{known}.")
 
 
 @app.command()

@@ -71,8 +71,9 @@ def _tell(plan: Plan, gone: Counter[str] | None, dry_run: bool) -> None:
     if gone is None:
         typer.echo("There is nothing to delete.")
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from kpipe.cli.console import console
 
     runs = ", ".join(plan.runs.values())
     typer.echo(f"{'Would be deleted' if dry_run else 'Deleted'}: {runs}.")
@@ -80,7 +81,7 @@ def _tell(plan: Plan, gone: Counter[str] | None, dry_run: bool) -> None:
     for name, rows in sorted(gone.items()):
         if rows:
             table.add_row(name, str(rows))
-    Console().print(table)
+    console().print(table)
 
 
 def _checkpoints(plan: Plan, *, delete: bool) -> None:

@@ -21,8 +21,7 @@ def run(
 
     Example: kpipe run --set train.max_steps=10
     """
-    from rich.console import Console
-
+    from kpipe.cli.console import console as open_console
     from kpipe.config import load
     from kpipe.run.progress import Progress
     from kpipe.run.report import options, print_report
@@ -30,7 +29,7 @@ def run(
     from kpipe.run.supervisor import Supervisor
     from kpipe.store.database import Database
 
-    console = Console()
+    console = open_console()
     loaded = load(preset=preset, file=config, overrides=set_ or ())
     database = Database.open(db, create=True)
     try:

@@ -28,7 +28,7 @@ def validate_source(source: str, name: str) -> None:
     Raises ProblemError, naming the file and the reason.
     """
     if "\0" in source:
-        raise ProblemError(f"{name}: is not text (it has NUL bytes).", "Give a Python file.")
+        raise ProblemError(f"{name} is not text (it has NUL bytes).", "Give a Python file.")
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

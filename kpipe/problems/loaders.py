@@ -23,7 +23,12 @@ def load(
 
     `heldout_every` N > 0 puts every N-th problem into the held-out split, the others into `split`.
     """
-    found = load_path(Path(where), suite) if Path(where).exists() else load_dataset(where, suite)
+    path = Path(where)
+    if not path.exists() and (
+        path.suffix in (".py", ".parquet") or path.is_absolute() or where.startswith(".")
+    ):
+        raise ProblemError(f"There is no {where}.", "Check the path.")
+    found = load_path(path, suite) if path.exists() else load_dataset(where, suite)
     if heldout_every <= 0:
         return [_with_split(p, split) for p in found]
     return [
@@ -47,7 +52,7 @@ def load_path(path: Path, suite: str | None = None) -> list[Problem]:
         raise ProblemError(
             f"{path} holds no problems (*.py).", "Give a file, a folder of files, or a KernelBench checkout."
         )
-    return _unique([_from_file(f, suite or (KERNELBENCH if levels else root.name)) for f in files])
+    return _unique(_all_files(files, suite or (KERNELBENCH if levels else root.name)))
 
 
 def load_dataset(name: str, suite: str | None = None) -> list[Problem]:
@@ -80,15 +85,34 @@ def _numbered(path: Path) -> tuple[int, str]:
     return (int(number[0]) if number else 0, path.name)
 
 
+def _all_files(files: Iterable[Path], suite: str) -> list[Problem]:
+    """Raises ProblemError that names every file that is refused, with its reason."""
+    found, refused = [], []
+    for file in files:
+        try:
+            found.append(_from_file(file, suite))
+        except ProblemError as error:
+            refused.append(error)
+    if len(refused) == 1:
+        raise refused[0]
+    if refused:
+        reasons = "".join(f"\n  {error.message}" for error in refused)
+        raise ProblemError(
+            f"{len(refused)} files are refused, and nothing was added:{reasons}",
+            "Mend them or move them out of the folder.",
+        )
+    return found
+
+
 def _from_file(path: Path, suite: str) -> Problem:
     try:
         if path.stat().st_size > LARGEST:
-            raise ProblemError(f"{path}: is larger than {LARGEST >> 20} MiB.", "That is no problem file.")
+            raise ProblemError(f"{path} is larger than {LARGEST >> 20} MiB.", "That is no problem file.")
         source = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ProblemError(f"{path}: is not text (UTF-8).", "Give a Python file.") from None
+        raise ProblemError(f"{path} is not text (UTF-8).", "Give a Python file.") from None
     except OSError as error:
-        raise ProblemError(f"{path}: cannot be read ({error.strerror}).", "Check the path.") from None
+        raise ProblemError(f"{path} cannot be read ({error.strerror}).", "Check the path.") from None
     validate_source(source, str(path))
     level = _LEVEL.fullmatch(path.parent.name)
     return Problem(suite, int(level[1]) if level else 1, path.stem, "train", source)
@@ -107,7 +131,7 @@ def _parquet_rows(paths: Iterable[Path]) -> Iterable[Mapping[str, Any]]:
             rows += pq.read_table(path).to_pylist()
         except (OSError, ValueError) as error:
             raise ProblemError(
-                f"{path}: is not a Parquet file ({str(error)[:120]}).", "Check the file."
+                f"{path} is not a Parquet file ({str(error)[:120]}).", "Check the file."
             ) from None
     return rows
 

@@ -20,7 +20,7 @@ from kpipe.store.database import Database
 from kpipe.store.records import Run
 
 BARS = " ▁▂▃▄▅▆▇█"
-REFRESH_S = 0.5
+REFRESH_S, LINE_S = 0.5, 10.0
 REST = 20
 """The next look at the store waits this many times as long as the last one took: a large one must not cost the run."""
 
@@ -64,12 +64,12 @@ class Progress:
             self._next_draw = drawn + max(REFRESH_S, REST * (drawn - now))
 
     def _line(self, step: int) -> None:
+        if step == 0:
+            self._before_the_first(time.monotonic())
+            return
         if step == self._printed:
             return
         self._printed = step
-        if step == 0:
-            self.console.print(f"[{self._elapsed()}] stages started; the policy is being prepared")
-            return
         facts = self.db.read(inspect.progress, self.run.id)
         self.console.print(
             f"[{self._elapsed()}] update {step}/{self.config.train.max_steps}  "
@@ -77,6 +77,23 @@ class Progress:
             f"queue {facts['queued']}+{facts['running']}  left {self._left(step)}",
             highlight=False,
         )
+
+    def _before_the_first(self, now: float) -> None:
+        """Preparing the policy takes a while, and so do the first kernels."""
+        if self._printed < 0:
+            self._printed = 0
+            self.console.print(f"[{self._elapsed()}] stages started; the policy is being prepared")
+        elif now >= self._next_draw:
+            facts = self.db.read(inspect.progress, self.run.id)
+            if facts["turns"]:
+                self.console.print(
+                    f"[{self._elapsed()}] collecting for the first update: {facts['turns']} turns, "
+                    f"{facts['groups_complete']} groups complete, {facts['done']} kernels judged",
+                    highlight=False,
+                )
+        else:
+            return
+        self._next_draw = now + LINE_S
 
     def _panel(self, step: int) -> Panel:
         facts = self.db.read(inspect.progress, self.run.id)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from kpipe.config import Config
-from kpipe.errors import KpipeError
+from kpipe.errors import KpipeError, UsageError
 from kpipe.run.children import Child
 from kpipe.run.setup import Prepared, finished_step
 from kpipe.store import events
@@ -43,6 +45,10 @@ class Supervisor:
 
     def run_to_end(self) -> bool:
         """True when the run is finished, False when the user stopped it. Raises KpipeError when a stage cannot go on."""
+        with only_one(Path(self.config.output_dir) / self.run.name, self.run.name):
+            return self._run_to_end()
+
+    def _run_to_end(self) -> bool:
         previous = {n: signal.signal(n, self._interrupted) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             for child in self.children:
@@ -108,6 +114,21 @@ class StageFailed(KpipeError):
             super().__init__(f"The {child.stage} stage stopped: {said[0]}", f"{said[1]} {after}".strip())
         else:
             super().__init__(f"The {child.stage} stage died again and again:\n{child.last_words()}", after)
+
+
+@contextmanager
+def only_one(folder: Path, name: str) -> Iterator[None]:
+    """One `kpipe run` of a run at a time; one that was killed leaves no lock. Raises UsageError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".run.lock").open("w", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"Another `kpipe run` is at work on run {name!r}.",
+                f"Watch it with `kpipe show run {name} --watch`, or stop it first.",
+            ) from None
+        yield
 
 
 def log_dir(config: Config, run_name: str) -> Path:
