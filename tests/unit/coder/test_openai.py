@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-from loopback import KERNEL, Loopback, body, code_reply, completion, held, says, status
 from unit.coder.asking import KEY, PROBLEM, REFERENCE, MakeCoder, request
 
 from kpipe.coder import open_coder
@@ -14,6 +13,8 @@ from kpipe.coder.base import CoderRequest
 from kpipe.coder.openai import OpenAICoder
 from kpipe.config import CoderConfig
 from kpipe.domain.verdict import Outcome
+from kpipe.loopback.answers import KERNEL, body, code_reply, completion, held, says, status
+from kpipe.loopback.server import Loopback
 from kpipe.store import blobs, ledger, rollouts
 from kpipe.store.database import Database
 from kpipe.store.records import CoderCall

@@ -6,12 +6,13 @@ import logging
 import socket
 
 import pytest
-from loopback import Answer, Loopback, body, cut, status
 from unit.coder.asking import KEY, MakeCoder, request
 
 from kpipe.coder.endpoint import NO_KEY, find_endpoint
 from kpipe.config import CoderConfig
 from kpipe.errors import CoderError
+from kpipe.loopback.answers import Answer, body, cut, status
+from kpipe.loopback.server import Loopback
 
 REMOTE = "https://api.example.com/v1"
 
