@@ -256,7 +256,7 @@ async def test_after_the_reminder_it_is_a_failure(server: Loopback, coder_for: M
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (says(code_reply(), finish="length"), "cut off"),
+        (says(code_reply()[:60], finish="length"), "cut off"),
         (says(None, refusal="I cannot help with that."), "refused: I cannot help"),
         (says(None, finish="content_filter"), "refused"),
     ],
@@ -266,7 +266,7 @@ async def test_what_a_reminder_does_not_mend(
     answer: object, words: str, server: Loopback, coder_for: MakeCoder
 ) -> None:
     server.plan = [answer]  # type: ignore[list-item]
-    reply = await coder_for().implement(request())
+    reply = await coder_for(continuations=0).implement(request())
     assert reply.kernel is None
     assert words in str(reply.error)
     assert reply.call
