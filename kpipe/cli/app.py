@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kpipe import __version__
-from kpipe.cli import config, db, doctor, export, loopback, problems, replay, show, sql, stages
+from kpipe.cli import bench, config, db, doctor, export, loopback, problems, replay, show, sql, stages
 
 app = typer.Typer(
     name="kpipe",
@@ -38,6 +38,7 @@ app.command()(stages.run)
 app.command()(stages.collect)
 app.command()(stages.evaluate)
 app.command()(stages.train)
+app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.command()(export.export)
 app.command("import")(export.import_)

@@ -329,3 +329,19 @@ class BestKernel:
     kernel_sha: str
     time_ms: float
     baseline_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A trajectory as a benchmark counts it. `speedup` is that of its fastest correct kernel, or None.
+
+    `unjudged` turns ended without a verdict through no fault of policy or coder; `faults` are all without reward.
+    """
+
+    level: int
+    problem: str
+    member: int
+    speedup: float | None
+    unjudged: int
+    faults: int
+    turns: int
