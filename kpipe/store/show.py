@@ -152,9 +152,10 @@ def cost(conn: sa.Connection, run_name: str | None) -> Page:
     chosen: dict[str, Any] = {} if run_name is None else {"run": run_name}
     if run_name is not None:
         _known_run(conn, run_name)
+    paid = _view(conn, "v_budget", order="run", **chosen)
     return {
         "coder": _view(conn, "v_coder_cost", order="run, model", **chosen),
-        "budget": _view(conn, "v_budget", order="run", **chosen),
+        **({"budget": paid} if paid else {}),
         "reused": _view(conn, "v_cache", order="run", **chosen),
     }
 
