@@ -10,6 +10,7 @@
     │   └── LeaseLost         this worker stalled; its job belongs to somebody else now
     ├── PolicyError           a model cannot be loaded or used as a policy
     ├── CoderError            the coder cannot be used at all (no key, unknown model, unreachable)
+    │   └── BudgetSpent       coder.max_usd is reached
     ├── EvaluatorError        the machine cannot evaluate (no compiler, no device, sandbox too weak)
     └── TrainError            the update cannot be made (checkpoint damaged, other architecture)
 
@@ -60,6 +61,9 @@ class PolicyError(KpipeError): ...
 
 
 class CoderError(KpipeError): ...
+
+
+class BudgetSpent(CoderError): ...
 
 
 class EvaluatorError(KpipeError): ...

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kpipe import __version__
-from kpipe.cli import config, db, doctor, export, problems, replay, show, sql, stages
+from kpipe.cli import bench, config, db, doctor, export, loopback, problems, replay, show, sql, stages
 
 app = typer.Typer(
     name="kpipe",
@@ -38,10 +38,12 @@ app.command()(stages.run)
 app.command()(stages.collect)
 app.command()(stages.evaluate)
 app.command()(stages.train)
+app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.command()(export.export)
 app.command("import")(export.import_)
 app.command()(sql.sql)
+app.command()(loopback.loopback)
 app.add_typer(
     show.app, name="show", help="Show runs, groups, trajectories, turns, queue, workers, best kernels, costs."
 )

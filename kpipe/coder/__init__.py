@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from kpipe.coder.base import Coder, CoderReply, CoderRequest
+from kpipe.coder.base import Budget, Coder, CoderReply, CoderRequest
 from kpipe.config import CoderConfig
 from kpipe.store.records import CoderCall
 
-__all__ = ["Coder", "CoderReply", "CoderRequest", "open_coder"]
+__all__ = ["Budget", "Coder", "CoderReply", "CoderRequest", "open_coder"]
 
 Lookup = Callable[[str], Awaitable[CoderCall | None]]
 
 
-def open_coder(cfg: CoderConfig, lookup: Lookup, *, device: str = "cpu") -> Coder:
+def open_coder(
+    cfg: CoderConfig, lookup: Lookup, *, device: str = "cpu", budget: Budget | None = None
+) -> Coder:
     """The configured coder, for kernels that run on `device` ('cpu' or 'cuda').
 
-    `lookup` finds a stored answer by its key, so that nothing is paid twice. Raises CoderError.
+    `lookup` finds a stored answer by its key, so that nothing is paid twice; `budget` is asked before anything is
+    paid. Raises CoderError.
     """
     if cfg.kind == "builtin":
         from kpipe.coder.builtin import BuiltinCoder
@@ -24,4 +27,4 @@ def open_coder(cfg: CoderConfig, lookup: Lookup, *, device: str = "cpu") -> Code
         return BuiltinCoder()
     from kpipe.coder.openai import OpenAICoder
 
-    return OpenAICoder(cfg, lookup, device=device)
+    return OpenAICoder(cfg, lookup, device=device, budget=budget)

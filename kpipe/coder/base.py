@@ -12,13 +12,17 @@ from kpipe.store.records import CoderCall
 
 @dataclass(frozen=True, slots=True)
 class CoderRequest:
-    """`kernel` is the current one (B); at the start it is the reference. `outcome` and `evidence` are its verdict."""
+    """`kernel` is the current one (B); at the start it is the reference. `outcome` and `evidence` are its verdict.
+
+    `sample` tells apart several answers to the same suggestion, from 0.
+    """
 
     problem: Problem
     kernel: str
     suggestion: str
     outcome: Outcome | None = None
     evidence: str = ""
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +48,19 @@ class Coder(Protocol):
         """Raises CoderError when it could not work at all. Called before any group is opened."""
 
     async def close(self) -> None: ...
+
+
+class Budget(Protocol):
+    """What the calls of a run may cost, whoever makes them. A paid call is written down with its turn."""
+
+    async def check(self, usd: float) -> None:
+        """Raises BudgetSpent when not even one call of at most so many dollars may be made."""
+
+    async def reserve(self, key: str, usd: float) -> None:
+        """Set aside what this request costs at worst; waits for calls on their way. Raises BudgetSpent."""
+
+    async def release(self, key: str) -> None:
+        """Nothing was paid for this request."""
+
+    def landed(self, key: str) -> None:
+        """The request is over, and will be written down soon."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ import openai
 from kpipe.coder.completion import Reply, Setback, read_completion, retry_after, wait_s
 from kpipe.coder.endpoint import Endpoint
 from kpipe.coder.messages import Messages
+from kpipe.coder.pace import Pace, Ticket
 from kpipe.config import CoderConfig
 from kpipe.errors import CoderError
 
@@ -25,10 +25,12 @@ CONNECT_S = 10.0
 BYTES_PER_TOKEN = 64
 OVERHEAD_BYTES = 1 << 20
 """Reading stops at max_tokens x BYTES_PER_TOKEN + OVERHEAD_BYTES: no honest answer is longer."""
+CHARS_PER_TOKEN = 3
+"""Of code, for the estimate that a limit of tokens per minute counts until the server has counted."""
 NETWORK_ERRORS = (openai.APIConnectionError, httpx2.HTTPError, aiohttp.ClientError, OSError)
 _RETRIED = {408, 409, 425, 429}
 _NO_MONEY = {"insufficient_quota", "billing_hard_limit_reached"}
-_NO_MODEL = {"model_not_found", "DeploymentNotFound"}
+NO_MODEL = {"model_not_found", "DeploymentNotFound"}
 
 
 class Chat:
@@ -37,12 +39,14 @@ class Chat:
     def __init__(self, cfg: CoderConfig, endpoint: Endpoint) -> None:
         self.cfg, self.endpoint = cfg, endpoint
         self._slots = asyncio.Semaphore(cfg.concurrency)
+        self._pace = Pace(cfg.concurrency, cfg.rpm, cfg.tpm)
         self._limits: dict[str, Any] = {"temperature": cfg.temperature, "max_tokens": cfg.max_tokens}
         timeout = httpx2.Timeout(cfg.timeout_s, connect=min(CONNECT_S, cfg.timeout_s))
         self.client = openai.AsyncOpenAI(
             api_key=endpoint.key,
             base_url=endpoint.url,
             default_query=endpoint.query or None,
+            default_headers=endpoint.headers or None,
             max_retries=0,
             timeout=timeout,
             http_client=openai.DefaultAioHttpClient(timeout=timeout),
@@ -54,45 +58,80 @@ class Chat:
     async def ask(self, messages: Messages) -> Reply:
         """The reply to these messages, or the reason why there is none.
 
-        Waiting for a free slot does not count against coder.timeout_s, everything else does. Raises
-        CoderError when no request can succeed: wrong key, no such model, no credit left.
+        Waiting for a free slot or for a limit does not count against coder.timeout_s, everything else does.
+        Raises CoderError when no request can succeed: wrong key, no such model, no credit left.
         """
         reply = Reply()
         async with self._slots:
             started = time.monotonic()
             try:
                 async with asyncio.timeout(self.cfg.timeout_s) as deadline:
-                    await self._retry(messages, reply, deadline.when() or math.inf)
+                    await self._retry(messages, reply, deadline)
             except TimeoutError:
                 before = f"; before that: {reply.error}" if reply.error else ""
                 reply.error = f"no answer within {self.cfg.timeout_s:g} s{before}"
-            reply.seconds = time.monotonic() - started
+            reply.seconds = time.monotonic() - started - reply.waited
         return reply
 
-    async def _retry(self, messages: Messages, reply: Reply, deadline: float) -> None:
+    async def _retry(self, messages: Messages, reply: Reply, deadline: asyncio.Timeout) -> None:
         for failures in range(self.cfg.max_retries + 1):
-            setback = await self._attempt(messages, reply)
+            setback, wait = await self._paced(messages, reply, failures, deadline)
             if setback is None:
                 reply.error = None
                 return
             reply.error, reply.status = self.endpoint.scrub(setback.reason), setback.status
             if not setback.again or failures == self.cfg.max_retries:
                 return
-            wait = wait_s(failures, setback.wait_s)
-            if asyncio.get_running_loop().time() + wait >= deadline:
+            if asyncio.get_running_loop().time() + wait >= (deadline.when() or 0.0):
                 reply.error += f"; the next attempt, in {wait:.0f} s, would be past coder.timeout_s"
                 return
             log.info("%s: %s; attempt %d in %.1f s", self.cfg.model, reply.error, failures + 2, wait)
             await asyncio.sleep(wait)
 
-    async def _attempt(self, messages: Messages, reply: Reply) -> Setback | None:
+    async def _paced(
+        self, messages: Messages, reply: Reply, failures: int, deadline: asyncio.Timeout
+    ) -> tuple[Setback | None, float]:
+        """One attempt, once it may be made; its setback, and how long to wait for the next. Others wait as well
+        where the server is overrun.
+        """
+        ticket = await self._admit(messages, reply, deadline)
+        before, setback, known = reply.tokens_in + reply.tokens_out, None, False
+        try:
+            setback = await self._attempt(messages, reply, ticket)
+            known = setback is None or setback.status != 0
+        finally:
+            tokens = reply.tokens_in + reply.tokens_out - before
+            self._pace.land(ticket, answered=known and setback is None, tokens=tokens if known else None)
+        if setback is None:
+            return None, 0.0
+        wait = wait_s(failures, setback.wait_s)
+        if setback.status == 429 or (setback.status == 503 and setback.wait_s is not None):
+            self._pace.hold(ticket, min(wait, self.cfg.timeout_s))
+        return setback, wait
+
+    async def _admit(self, messages: Messages, reply: Reply, deadline: asyncio.Timeout) -> Ticket:
+        """Wait for our turn; the deadline waits with us."""
+        loop = asyncio.get_running_loop()
+        began, until = loop.time(), deadline.when()
+        deadline.reschedule(None)
+        try:
+            return await self._pace.admit(
+                sum(len(m["content"]) for m in messages) // CHARS_PER_TOKEN + self.cfg.max_tokens
+            )
+        finally:
+            waited = loop.time() - began
+            reply.waited += waited
+            deadline.reschedule(None if until is None else until + waited)
+
+    async def _attempt(self, messages: Messages, reply: Reply, ticket: Ticket) -> Setback | None:
         """Send once; again at once where the model only wants a parameter under another name."""
         while True:
             reply.attempts += 1
             sent = dict(self._limits)
             try:
-                body = await self._send(messages, sent)
+                body = await self._send(messages, sent, ticket)
             except openai.APIStatusError as error:
+                self._pace.hear(ticket, error.response.headers)
                 if self._adapt(error, sent):
                     continue
                 if hopeless := self.hopeless(error):
@@ -105,12 +144,13 @@ class Chat:
                 return Setback("the answer is longer than coder.max_tokens allows", again=False)
             return read_completion(body, reply)
 
-    async def _send(self, messages: Messages, limits: dict[str, Any]) -> bytes | None:
+    async def _send(self, messages: Messages, limits: dict[str, Any], ticket: Ticket) -> bytes | None:
         """The body of the answer; None when it is larger than any honest one."""
         most = self.cfg.max_tokens * BYTES_PER_TOKEN + OVERHEAD_BYTES
         body = bytearray()
         create: Any = self.client.chat.completions.with_streaming_response.create
         async with create(model=self.cfg.model, messages=messages, **limits) as response:
+            self._pace.hear(ticket, response.headers)
             async for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > most:
@@ -144,7 +184,7 @@ class Chat:
             return CoderError(
                 f"The account at {url} has no credit left.", "Top it up or use another key, and go on."
             )
-        if error.code in _NO_MODEL:
+        if error.code in NO_MODEL:
             return CoderError(f"{url} has no model {model!r}.", "Set coder.model to one that it serves.")
         if error.status_code == 404:
             return CoderError(

@@ -23,7 +23,8 @@ SHOWN_CHARS = 80
 class Reply:
     """One answered or failed request. `error` says why there is no answer, `status` is its HTTP status or 0.
 
-    `tokens_*` and `attempts` count every attempt, `seconds` all of the time that they took together.
+    `tokens_*` and `attempts` count every attempt, `tokens_cached` those of the prompt that the server had
+    already; `seconds` is all of the time that they took, without the `waited` ones until they might be sent.
     """
 
     text: str = ""
@@ -32,9 +33,11 @@ class Reply:
     error: str | None = None
     status: int = 0
     tokens_in: int = 0
+    tokens_cached: int = 0
     tokens_out: int = 0
     attempts: int = 0
     seconds: float = 0.0
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ def read_completion(body: bytes, reply: Reply) -> Setback | None:
     usage = _dict(tree.get("usage"))
     reply.tokens_in += _count(usage.get("prompt_tokens"))
     reply.tokens_out += _count(usage.get("completion_tokens"))
+    cached = _count(_dict(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    reply.tokens_cached += min(cached, _count(usage.get("prompt_tokens")))
     choices = tree.get("choices")
     if not isinstance(choices, list) or not choices:
         said = _dict(tree.get("error")).get("message") or "it has no choices"

@@ -6,12 +6,13 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
 from kpipe.config import CoderConfig
 from kpipe.errors import CoderError
 
 OPENAI_URL = "https://api.openai.com/v1"
+AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 NO_KEY = "none"
 """Sent where no key is needed: the client insists on one."""
 REASON_CHARS = 300
@@ -26,6 +27,12 @@ class Endpoint:
     url: str
     query: dict[str, str] = field(repr=False)
     key: str = field(repr=False)
+    azure: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Beside `Authorization`: Azure wants the key under another name."""
+        return {"api-key": self.key} if self.azure else {}
 
     def scrub(self, text: str) -> str:
         """What somebody else wrote, fit for a message: one short line without our secrets."""
@@ -37,10 +44,18 @@ class Endpoint:
 
 
 def find_endpoint(cfg: CoderConfig, environ: Mapping[str, str]) -> Endpoint:
-    """Raises CoderError when the key is not there."""
+    """An Azure resource alone is completed: by its deployment `coder.model` where an api-version is given.
+
+    Raises CoderError when the key is not there.
+    """
     parts = urlsplit(cfg.base_url or OPENAI_URL)
-    url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
-    return Endpoint(url, dict(parse_qsl(parts.query)), _find_key(cfg, environ, url, parts.hostname or ""))
+    host, query = parts.hostname or "", dict(parse_qsl(parts.query))
+    path, azure = parts.path.rstrip("/"), host.endswith(AZURE_HOSTS) or "/openai/deployments/" in parts.path
+    if azure and path in ("", "/openai"):
+        path = f"/openai/deployments/{quote(cfg.model)}" if "api-version" in query else "/openai/v1"
+    path = path.removesuffix("/chat/completions")
+    url = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+    return Endpoint(url, query, _find_key(cfg, environ, url, host), azure)
 
 
 def _find_key(cfg: CoderConfig, environ: Mapping[str, str], url: str, host: str) -> str:

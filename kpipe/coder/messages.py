@@ -57,14 +57,24 @@ def ask(request: CoderRequest, cfg: CoderConfig, *, base_url: str, device: str) 
         "max_tokens": cfg.max_tokens,
         "messages": messages,
         "reminder": words["reminder"],
+        **({"sample": request.sample} if request.sample else {}),
     }
     return Asked(messages, json.dumps(determining, ensure_ascii=False, sort_keys=True))
 
 
 def remind(messages: Messages, reply: str) -> Messages:
     """The conversation after a reply without code."""
+    return _after(messages, reply, "reminder")
+
+
+def go_on(messages: Messages, reply: str) -> Messages:
+    """The conversation after a reply that was cut off."""
+    return _after(messages, reply, "go_on")
+
+
+def _after(messages: Messages, reply: str, words: str) -> Messages:
     said = [{"role": "assistant", "content": _clean(reply)}] if reply.strip() else []
-    return [*messages, *said, {"role": "user", "content": _words()["reminder"]}]
+    return [*messages, *said, {"role": "user", "content": _words()[words]}]
 
 
 def _current(request: CoderRequest) -> str:

@@ -13,21 +13,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kpipe.coder import probe
-from kpipe.coder.base import CoderReply, CoderRequest
+from kpipe.coder.base import Budget, CoderReply, CoderRequest
 from kpipe.coder.chat import Chat
-from kpipe.coder.completion import Reply
+from kpipe.coder.conversation import Conversation, worst_tokens
 from kpipe.coder.endpoint import find_endpoint
-from kpipe.coder.messages import Asked, ask, remind
+from kpipe.coder.messages import Asked, ask
 from kpipe.config import CoderConfig
 from kpipe.domain.extract import extract_kernel
 from kpipe.domain.problem import Problem
+from kpipe.errors import CoderError
 from kpipe.store.records import CoderCall
 
 Lookup = Callable[[str], Awaitable[CoderCall | None]]
 
 REMEMBERED = 1024
 """Answers kept in memory: more than can be between a reply and its transaction at any moment."""
-SHOWN_CHARS = 200
 
 
 @dataclass(slots=True)
@@ -41,8 +41,10 @@ class _Flight:
 class OpenAICoder:
     """Implements the Coder port. Raises CoderError at once when there is no key or no valid address."""
 
-    def __init__(self, cfg: CoderConfig, lookup: Lookup, *, device: str = "cpu") -> None:
-        self._cfg, self._lookup, self._device = cfg, lookup, device
+    def __init__(
+        self, cfg: CoderConfig, lookup: Lookup, *, device: str = "cpu", budget: Budget | None = None
+    ) -> None:
+        self._cfg, self._lookup, self._device, self._budget = cfg, lookup, device, budget
         self._endpoint = find_endpoint(cfg, os.environ)
         self._chat = Chat(cfg, self._endpoint)
         self._flights: dict[str, _Flight] = {}
@@ -54,6 +56,9 @@ class OpenAICoder:
 
     async def check(self) -> None:
         await probe.check(self._chat)
+        if self._budget is not None:
+            worst = worst_tokens([], self._cfg.max_tokens, self._cfg.continuations)
+            await self._budget.check(dollars(self._cfg, *worst))
 
     async def close(self) -> None:
         """Stop what is on its way."""
@@ -94,40 +99,43 @@ class OpenAICoder:
         stored = await self._lookup(asked.key)
         if stored is not None and stored.error is None and (kernel := extract_kernel(stored.reply or "")):
             return CoderReply(kernel, stored)
-        first = await self._chat.ask(asked.messages)
-        replies, kernel, error = [first], *_judge(first)
-        if kernel is None and error is None:
-            second = await self._chat.ask(remind(asked.messages, first.text))
-            replies, (kernel, error) = [first, second], _judge(second)
-            if kernel is None and error is None:
-                shown = self._endpoint.scrub(second.text[:SHOWN_CHARS])
-                error = f"no code in two replies; the second begins {shown!r}"
-        return CoderReply(kernel, self._call(asked, replies, error), error)
+        if self._budget is None:
+            return await self._pay(asked)
+        worst = worst_tokens(asked.messages, self._cfg.max_tokens, self._cfg.continuations)
+        await self._budget.reserve(asked.key, dollars(self._cfg, *worst))
+        try:
+            return await self._pay(asked)
+        except CoderError:
+            await self._budget.release(asked.key)
+            raise
+        finally:
+            self._budget.landed(asked.key)
 
-    def _call(self, asked: Asked, replies: list[Reply], error: str | None) -> CoderCall:
+    async def _pay(self, asked: Asked) -> CoderReply:
+        talk = Conversation(self._chat, self._cfg.continuations)
+        kernel, error = await talk.run(asked.messages)
+        return CoderReply(kernel, self._call(asked, talk, error), error)
+
+    def _call(self, asked: Asked, talk: Conversation, error: str | None) -> CoderCall:
         """One row of the ledger for all that was sent on behalf of one request."""
+        replies = talk.replies
         tokens_in, tokens_out = sum(r.tokens_in for r in replies), sum(r.tokens_out for r in replies)
-        usd = (tokens_in * self._cfg.usd_per_million_in + tokens_out * self._cfg.usd_per_million_out) / 1e6
         return CoderCall(
             key=asked.key,
             model=self._cfg.model,
             request=asked.text,
-            reply=replies[-1].text if error is None else None,
+            reply=talk.text if error is None else None,
             error=error,
             tokens_in=tokens_in,
             tokens_out=tokens_out,
-            usd=usd,
+            usd=dollars(self._cfg, tokens_in, tokens_out, sum(r.tokens_cached for r in replies)),
             seconds=sum(r.seconds for r in replies),
             attempts=sum(r.attempts for r in replies),
         )
 
 
-def _judge(reply: Reply) -> tuple[str | None, str | None]:
-    """The kernel, or why there is none and never will be; neither when a reminder may help."""
-    if reply.error is not None:
-        return None, reply.error
-    if reply.finish == "length":
-        return None, "the answer was cut off at coder.max_tokens"
-    if reply.refusal or reply.finish == "content_filter":
-        return None, f"refused: {reply.refusal[:SHOWN_CHARS] or 'by the content filter'}"
-    return extract_kernel(reply.text), None
+def dollars(cfg: CoderConfig, tokens_in: int, tokens_out: int, cached: int = 0) -> float:
+    """What these tokens cost; `cached` ones are among those of the prompt."""
+    price = cfg.usd_per_million_in if cfg.usd_per_million_cached is None else cfg.usd_per_million_cached
+    fresh = (tokens_in - cached) * cfg.usd_per_million_in
+    return (fresh + cached * price + tokens_out * cfg.usd_per_million_out) / 1e6

@@ -6,7 +6,7 @@ import difflib
 
 import openai
 
-from kpipe.coder.chat import NETWORK_ERRORS, Chat
+from kpipe.coder.chat import NETWORK_ERRORS, NO_MODEL, Chat
 from kpipe.errors import CoderError
 
 RETRIES = 2
@@ -24,7 +24,7 @@ async def check(chat: Chat) -> None:
     try:
         card: object = await asking.models.retrieve(chat.cfg.model)
     except openai.APIStatusError as error:
-        hopeless = chat.hopeless(error) if error.status_code != 404 or error.code else None
+        hopeless = chat.hopeless(error) if error.status_code != 404 or error.code in NO_MODEL else None
         if hopeless:
             raise await _with_names(chat, hopeless) from None
     except NETWORK_ERRORS as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kpipe.coder import Coder, open_coder
 from kpipe.collect.batcher import Batcher
+from kpipe.collect.budget import RunBudget
 from kpipe.collect.draining import Draining
 from kpipe.collect.rollout import Services, run_trajectory
 from kpipe.collect.schedule import may_start, problem_for
@@ -21,7 +22,7 @@ from kpipe.collect.verdicts import VerdictWatch
 from kpipe.config import Config, from_json
 from kpipe.domain.harness import HARNESS, device_kind
 from kpipe.domain.prompt import load_template
-from kpipe.errors import CoderError, LeaseLost, UsageError
+from kpipe.errors import BudgetSpent, CoderError, LeaseLost, UsageError
 from kpipe.policy import open_policy, prepare_base
 from kpipe.policy.owner import claim
 from kpipe.store import catalog, policies, rollouts, runs, workers
@@ -67,7 +68,7 @@ async def _main(db: Database, run_name: str, cpus: frozenset[int]) -> None:
     async def lookup(key: str):  # type: ignore[no-untyped-def]
         return await db.aread(rollouts.cached_call, key)
 
-    coder = open_coder(config.coder, lookup)
+    coder = open_coder(config.coder, lookup, budget=RunBudget(db, run.id, config.coder.max_usd))
     try:
         await check_coder(coder, problems)
         base = await ensure_base(db, run, config)
@@ -114,6 +115,7 @@ class Collector:
     verdicts: VerdictWatch
     worker_id: int
     stopping: bool = False
+    spent: BudgetSpent | None = None
     groups: dict[asyncio.Task[None], Group] = field(default_factory=dict)
 
     @classmethod
@@ -160,6 +162,8 @@ class Collector:
                 await self._start_groups()
                 await self._reap([*helpers])
             await self._drain_groups()
+            if self.spent:
+                raise self.spent
         finally:
             for task in (*helpers, *self.groups):
                 task.cancel()
@@ -225,7 +229,10 @@ class Collector:
         ]
         try:
             await _all_or_first_error([*plays, keeper], until=plays)
-        except Draining:
+        except (Draining, BudgetSpent) as stop:
+            if isinstance(stop, BudgetSpent) and not self.stopping:
+                self.spent = stop
+                self.drain()
             await asyncio.gather(*plays, return_exceptions=True)
             with contextlib.suppress(LeaseLost):
                 await self.db.awrite(rollouts.renew_group, group.id, group.lease, 0.0)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from kpipe.coder.base import Coder, CoderRequest
 from kpipe.collect.draining import Draining
+from kpipe.collect.samples import implement_all
 from kpipe.config import Config
 from kpipe.domain.identity import same_as_reference, same_code
 from kpipe.domain.problem import Problem
@@ -156,6 +157,8 @@ async def _implement(
     """Let the coder write the kernel, and queue it. A turn without a kernel, or without a new one, ends here."""
     if turn.finish_reason == PROMPT_TOO_LONG:
         return await _settle(s, turn, last=True, fault=PROMPT_TOO_LONG)
+    if s.config.coder.samples > 1:
+        return await implement_all(s, stored, at, turn, last=last)
     reply = await s.coder.implement(
         CoderRequest(stored.problem, at.state.kernel_b, turn.suggestion, at.b_outcome, at.b_evidence)
     )

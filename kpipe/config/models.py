@@ -65,7 +65,24 @@ class CoderConfig(Section):
     max_retries: int = Field(
         5, ge=0, description="retries on 408, 409, 429, 5xx, timeouts and cut connections"
     )
+    rpm: int | None = Field(
+        None, gt=0, description="requests per minute of one collector; empty: no limit of ours"
+    )
+    tpm: int | None = Field(
+        None, gt=0, description="tokens per minute of one collector; empty: no limit of ours"
+    )
+    continuations: int = Field(
+        1, ge=0, description="times that a reply which was cut off at max_tokens is asked to go on"
+    )
+    samples: int = Field(1, ge=1, description="kernels that the coder writes for each suggestion")
+    score: Literal["best", "mean"] = Field("best", description="reward of a suggestion with several samples")
+    max_usd: float | None = Field(
+        None, ge=0, description="the run's collection stops before its calls cost more; empty: no limit"
+    )
     usd_per_million_in: float = Field(2.5, ge=0, description="price of prompt tokens, for the ledger")
+    usd_per_million_cached: float | None = Field(
+        None, ge=0, description="price of prompt tokens that the server had cached; empty: as the others"
+    )
     usd_per_million_out: float = Field(10.0, ge=0, description="price of reply tokens, for the ledger")
 
     @field_validator("base_url")

@@ -13,6 +13,7 @@ _CLASS = re.compile(r"^class[ \t]+ModelNew\b", re.M)
 _MODULE_START = re.compile(r"^(import|from|class|def)[ \t]+\w|^[#@]|^(\"\"\"|''')")
 _PYTHON = {"", "python", "py", "python3"}
 _END_OF_THOUGHT = "</think>"
+_LONGEST_OVERLAP, _SURE_CHARS = 400, 20
 _TRIES = 8
 """How many ways to cut one damaged reply are tried before it counts as having no code."""
 
@@ -48,6 +49,38 @@ def extract_kernel(reply: str) -> str | None:
         if block.closed and block.language in _PYTHON and _CLASS.search(body):
             return body
     return None
+
+
+def ends_in_code(reply: str) -> bool:
+    """True when the reply ends inside a fenced block, or has none: what is cut off there is no whole module."""
+    blocks = list(_blocks(reply.replace("\r\n", "\n").split("\n")))
+    return not blocks or not blocks[-1].closed
+
+
+def join_cut(text: str, more: str) -> str:
+    """A reply that was cut off, and what followed when it was asked to go on.
+
+    A new fence around the rest is dropped, and so is what was said twice; a reply that starts all over again is
+    put below, where its code is the last.
+    """
+    if not text or not more.strip():
+        return text + more
+    if list(_blocks(more.split("\n"))) and extract_kernel(more):
+        return f"{text}\n{more}"
+    first, _, rest = more.lstrip("\n").partition("\n")
+    if ends_in_code(text) and _FENCE.match(first):
+        more = rest
+    return text + more[_overlap(text, more) :]
+
+
+def _overlap(text: str, more: str) -> int:
+    """How much of the beginning of `more` is the end of `text`: its whole last line at least."""
+    last_line = len(text) - (text.rfind("\n") + 1)
+    least = max(last_line, 1) if text[len(text) - last_line :].strip() else _SURE_CHARS
+    for size in range(min(len(text), len(more), _LONGEST_OVERLAP), least - 1, -1):
+        if text.endswith(more[:size]) and more[:size].strip():
+            return size
+    return 0
 
 
 def _blocks(lines: list[str]) -> Iterator[_Block]:

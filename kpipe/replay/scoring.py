@@ -59,6 +59,12 @@ def under_formula(conn: Any, run: Run, name: str, cfg: RewardConfig) -> Rescorin
             f"Run {run.name!r} has no settled turns of its own.",
             "Choose the run that collected them, or wait until it has some.",
         )
+    coder = from_json(run.config).coder
+    if coder.samples > 1 and coder.score == "mean":
+        raise UsageError(
+            f"Run {run.name!r} gives each suggestion the mean reward of {coder.samples} kernels.",
+            "Such rewards cannot be computed again yet: table turn_sample has the samples.",
+        )
     changes = [c for turn in judged if (c := _change(turn, turn.outcome, cfg)) is not None]
     return Rescoring(name, judged, changes, _samples(conn, run, changes))
 

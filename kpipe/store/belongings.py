@@ -13,6 +13,7 @@ from kpipe.store.models import (
     baseline,
     blob,
     coder_call,
+    coder_payment,
     evaluation,
     event,
     finding,
@@ -26,6 +27,7 @@ from kpipe.store.models import (
     train_step,
     trajectory,
     turn,
+    turn_sample,
     worker,
 )
 
@@ -100,8 +102,14 @@ def _turns(runs: Sequence[int], column: sa.Column[Any] = turn.c.id) -> sa.Select
     return sa.select(column).join_from(turn, trajectory).where(trajectory.c.group_id.in_(groups(runs)))
 
 
+def _used(runs: Sequence[int], name: str) -> sa.CompoundSelect[Any]:
+    """Calls or evaluations of turns, and of the samples that a turn did not choose."""
+    samples = sa.select(turn_sample.c[name]).where(turn_sample.c.turn_id.in_(_turns(runs)))
+    return sa.union(_turns(runs, turn.c[name]), samples)
+
+
 def _evaluations(runs: Sequence[int], column: sa.Column[Any] = evaluation.c.id) -> sa.Select[Any]:
-    return sa.select(column).where(evaluation.c.id.in_(_turns(runs, turn.c.evaluation_id)))
+    return sa.select(column).where(evaluation.c.id.in_(_used(runs, "evaluation_id")))
 
 
 def _problems(runs: Sequence[int]) -> Ids:
@@ -109,7 +117,7 @@ def _problems(runs: Sequence[int]) -> Ids:
 
 
 def _calls(runs: Sequence[int]) -> sa.ColumnElement[bool]:
-    return coder_call.c.id.in_(_turns(runs, turn.c.coder_call_id))
+    return coder_call.c.id.in_(_used(runs, "coder_call_id"))
 
 
 def _texts(runs: Sequence[int]) -> sa.ColumnElement[bool]:
@@ -130,6 +138,8 @@ _RULES: dict[str, Callable[[Sequence[int]], sa.ColumnElement[bool]]] = {
     "rollout_group": lambda runs: rollout_group.c.run_id.in_(runs),
     "trajectory": lambda runs: trajectory.c.group_id.in_(groups(runs)),
     "turn": lambda runs: turn.c.id.in_(_turns(runs)),
+    "turn_sample": lambda runs: turn_sample.c.turn_id.in_(_turns(runs)),
+    "coder_payment": lambda runs: coder_payment.c.run_id.in_(runs),
     "tokens": lambda runs: tokens.c.turn_id.in_(_turns(runs)),
     "train_step": lambda runs: train_step.c.run_id.in_(runs),
     "train_sample": lambda runs: train_sample.c.run_id.in_(runs),

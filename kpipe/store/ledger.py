@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from kpipe.store import blobs
+from kpipe.store import blobs, payments
 from kpipe.store.models import blob, coder_call
 from kpipe.store.records import CoderCall
 from kpipe.store.sql import fetch_one, insert
@@ -57,6 +57,7 @@ def record(conn: sa.Connection, call: CoderCall | None, addresses: dict[str, str
         "error": call.error,
         **{name: getattr(call, name) for name in _SUMS},
     }
+    payments.settle(conn, call.key, call.usd)
     added: int | None = conn.execute(_upsert(conn.dialect.name), row).scalar_one_or_none()
     return conn.execute(_ID, {"key": call.key}).scalar_one() if added is None else added
 

@@ -201,6 +201,37 @@ coder_call = Table(
     UniqueConstraint("key_sha"),
 )
 
+turn_sample = Table(  # what the coder made of one suggestion, where it is asked more than once
+    "turn_sample",
+    metadata,
+    _ref("turn"),
+    _must("sample", Integer),
+    _ref("coder_call", null=True),
+    _text_in("kernel_sha", null=True),
+    _ref("evaluation", null=True),
+    Column("outcome", Text),
+    Column("reward", Double),
+    Column("fault", Text),
+    _must("chosen", Integer),  # 1 for the one that the turn itself names
+    PrimaryKeyConstraint("turn_id", "sample"),
+    CheckConstraint("chosen IN (0, 1)", name="chosen"),
+    CheckConstraint("reward IS NULL OR fault IS NULL", name="reward_or_fault"),
+    CheckConstraint("(reward IS NULL) = (outcome IS NULL)", name="reward_has_outcome"),
+    Index("ix_turn_sample_evaluation_id", "evaluation_id"),
+    Index("ix_turn_sample_coder_call_id", "coder_call_id"),
+)
+
+coder_payment = Table(  # what a run itself paid for a request, and what one on its way may cost
+    "coder_payment",
+    metadata,
+    _ref("run"),
+    _must("key_sha", Text),
+    _must("paid_usd", Double),
+    _must("reserved_usd", Double),
+    PrimaryKeyConstraint("run_id", "key_sha"),
+    _partial("ix_coder_payment_reserved", "key_sha", where="reserved_usd > 0"),
+)
+
 worker = Table(
     "worker",
     metadata,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -19,6 +20,7 @@ from kpipe.store.database import Database
 from kpipe.store.models import (
     blob,
     coder_call,
+    coder_payment,
     evaluation,
     event,
     finding,
@@ -30,6 +32,7 @@ from kpipe.store.models import (
     train_step,
     trajectory,
     turn,
+    turn_sample,
 )
 from kpipe.store.sql import after, fetch, now
 
@@ -160,14 +163,12 @@ def _delete_groups(conn: sa.Connection, run_id: int, doomed: set[int]) -> Counte
     members = sa.select(trajectory.c.id).where(trajectory.c.group_id.in_(groups))
     turns = sa.select(turn.c.id).where(turn.c.trajectory_id.in_(members))
     made = conn.execute(
-        sa.select(rollout_group.c.problem_id, turn.c.kernel_sha, turn.c.coder_call_id)
-        .join_from(turn, trajectory)
-        .join(rollout_group)
-        .where(rollout_group.c.id.in_(groups))
+        sa.union(*(query.where(rollout_group.c.id.in_(groups)) for query in _made("coder_call_id")))
     ).all()
     gone = Counter(
         train_sample=_delete(conn, train_sample, train_sample.c.turn_id.in_(turns)),
         tokens=_delete(conn, tokens, tokens.c.turn_id.in_(turns)),
+        turn_sample=_delete(conn, turn_sample, turn_sample.c.turn_id.in_(turns)),
         turn=_delete(conn, turn, turn.c.trajectory_id.in_(members)),
         trajectory=_delete(conn, trajectory, trajectory.c.group_id.in_(groups)),
         event=_delete_events(conn, "group", groups),
@@ -177,16 +178,26 @@ def _delete_groups(conn: sa.Connection, run_id: int, doomed: set[int]) -> Counte
     return gone + _delete_calls(conn, {row.coder_call_id for row in made if row.coder_call_id})
 
 
+def _made(*more: str) -> tuple[sa.Select[Any], sa.Select[Any]]:
+    """Problem and kernel of every turn, and of every sample of one; `more` are columns that both have."""
+    kernels = [
+        sa.select(rollout_group.c.problem_id, table.c.kernel_sha, *(table.c[name] for name in more))
+        for table in (turn, turn_sample)
+    ]
+    return (
+        kernels[0].join_from(turn, trajectory).join(rollout_group),
+        kernels[1].join_from(turn_sample, turn).join(trajectory).join(rollout_group),
+    )
+
+
 def _delete_evaluations(conn: sa.Connection, made: set[tuple[int, str]]) -> Counter[str]:
     """Those of kernels that no turn on the same problem has any more, on every device and in every round."""
     shas = sorted({sha for _, sha in made})
-    still = (
-        sa.select(rollout_group.c.problem_id, turn.c.kernel_sha)
-        .join_from(turn, trajectory)
-        .join(rollout_group)
-        .where(turn.c.kernel_sha.in_(shas))
+    of_turns, of_samples = _made()
+    still = sa.union(
+        of_turns.where(turn.c.kernel_sha.in_(shas)), of_samples.where(turn_sample.c.kernel_sha.in_(shas))
     )
-    unmade = made - {(problem_id, sha) for problem_id, sha in conn.execute(still.distinct())}
+    unmade = made - {(problem_id, sha) for problem_id, sha in conn.execute(still)}
     e = evaluation.c
     found = conn.execute(sa.select(e.id, e.problem_id, e.kernel_sha).where(e.kernel_sha.in_(shas)))
     ids = sorted(id_ for id_, problem_id, sha in found if (problem_id, sha) in unmade)
@@ -199,7 +210,12 @@ def _delete_evaluations(conn: sa.Connection, made: set[tuple[int, str]]) -> Coun
 
 def _delete_calls(conn: sa.Connection, ids: set[int]) -> Counter[str]:
     """Those that no turn uses any more."""
-    used = sa.select(turn.c.coder_call_id).where(turn.c.coder_call_id.in_(sorted(ids)))
+    used = sa.union(
+        *(
+            sa.select(table.c.coder_call_id).where(table.c.coder_call_id.in_(sorted(ids)))
+            for table in (turn, turn_sample)
+        )
+    )
     unused = ids - set(conn.execute(used).scalars())
     return Counter(coder_call=_delete(conn, coder_call, coder_call.c.id.in_(sorted(unused))))
 
@@ -227,7 +243,11 @@ def _delete_run(conn: sa.Connection, run_id: int) -> Counter[str]:
     name = conn.execute(sa.select(run.c.name).where(run.c.id == run_id)).scalar_one_or_none()
     if name is None:
         return Counter()
-    gone = Counter(event=_delete_events(conn, "run", [run_id]), run=_delete(conn, run, run.c.id == run_id))
+    gone = Counter(
+        event=_delete_events(conn, "run", [run_id]),
+        coder_payment=_delete(conn, coder_payment, coder_payment.c.run_id == run_id),
+        run=_delete(conn, run, run.c.id == run_id),
+    )
     events.log(conn, "run_pruned", "store", None, "store", {"name": name})
     return gone
 

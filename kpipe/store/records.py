@@ -127,6 +127,27 @@ class StoredTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleResult:
+    """What one kernel of a suggestion with several came to: `outcome` and `reward`, or a `fault`."""
+
+    outcome: str | None
+    reward: float | None
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSample:
+    """One answer of the coder to a turn's suggestion. Without outcome and fault it waits for its verdict."""
+
+    sample: int
+    kernel: str | None
+    evaluation_id: int | None
+    outcome: str | None
+    reward: float | None
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationJob:
     """A claimed evaluation. `attempt` is 1 for the first try; `lease` proves that the job is still ours.
 
@@ -308,3 +329,19 @@ class BestKernel:
     kernel_sha: str
     time_ms: float
     baseline_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A trajectory as a benchmark counts it. `speedup` is that of its fastest correct kernel, or None.
+
+    `unjudged` turns ended without a verdict through no fault of policy or coder; `faults` are all without reward.
+    """
+
+    level: int
+    problem: str
+    member: int
+    speedup: float | None
+    unjudged: int
+    faults: int
+    turns: int

@@ -24,6 +24,7 @@ from kpipe.store.models import (
     run,
     trajectory,
     turn,
+    turn_sample,
 )
 from kpipe.store.models import tokens as tokens_table
 from kpipe.store.records import CoderCall, Group, StoredTurn, SuggestedTurn, Trajectory
@@ -83,6 +84,7 @@ _SETTLE = (
         settled_at=now(),
         kernel_sha=sa.func.coalesce(turn.c.kernel_sha, bindparam("made")),
         coder_call_id=sa.func.coalesce(turn.c.coder_call_id, bindparam("paid")),
+        evaluation_id=sa.func.coalesce(turn.c.evaluation_id, bindparam("judged")),
     )
 )
 
@@ -234,9 +236,13 @@ def settle(
     fault: str | None,
     kernel: str | None = None,
     call: CoderCall | None = None,
+    call_id: int | None = None,
+    evaluation_id: int | None = None,
     last: bool,
 ) -> None:
     """Give the turn its result: `reward` and `outcome`, or a `fault`. `last` closes its trajectory.
+
+    `call_id` and `evaluation_id` are of a sample that is stored already.
 
     The last trajectory to close makes the group 'complete', or 'failed' when no turn of it has a reward.
     A settled turn stays as it is, so repeating the call is harmless.
@@ -247,7 +253,8 @@ def settle(
         row = {
             **{"reward": reward, "outcome": outcome, "fault": fault},
             "made": None if kernel is None else addresses[kernel],
-            "paid": ledger.record(conn, call, addresses),
+            "paid": call_id if call is None else ledger.record(conn, call, addresses),
+            "judged": evaluation_id,
         }
         if conn.execute(_SETTLE, {"turn": turn_id, **row}).rowcount == 0:
             raise _taken_over(f"turn {turn_id}")
@@ -302,11 +309,11 @@ def counts(conn: sa.Connection, run_id: int, max_off_policy_steps: int = 0) -> d
 
 def call_usd(conn: sa.Connection, run_id: int) -> float:
     """US dollars that the run's coder calls cost; an answer that several turns share counts once."""
-    used = (
-        sa.select(turn.c.coder_call_id)
-        .join_from(turn, trajectory)
-        .join(rollout_group)
-        .where(rollout_group.c.run_id == run_id)
+    of_run = sa.select(trajectory.c.id).join(rollout_group).where(rollout_group.c.run_id == run_id)
+    turns = turn.c.trajectory_id.in_(of_run)
+    used = sa.union(
+        sa.select(turn.c.coder_call_id).where(turns),
+        sa.select(turn_sample.c.coder_call_id).join(turn).where(turns),
     )
     return float(
         conn.execute(sa.select(sa.func.sum(coder_call.c.usd)).where(coder_call.c.id.in_(used))).scalar_one()

@@ -84,6 +84,7 @@ def one_turn(conn: sa.Connection, turn_id: int | None, run_name: str | None = No
         "findings": _view(
             conn, "finding", "rule, severity, line, message", "id", evaluation_id=row["evaluation_id"]
         ),
+        "samples": _view(conn, "v_sample", _SAMPLE, "sample", turn_id=turn_id),
         "updates": _view(conn, _USES, "run, step, return_, advantage, weight, drop_reason", turn_id=turn_id),
         "suggestion": row["suggestion"],
         "kernel": _text(conn, row["kernel_sha"]),
@@ -101,6 +102,9 @@ _CALL = "id AS coder_call_id, model, error, tokens_in, tokens_out, usd, seconds,
 _EVALUATION = (
     "id AS evaluation_id, state, device, harness, outcome, speedup, speedup_low, speedup_high, time_ms, "
     "baseline_ms, build_s, run_s, attempt, failures, log_sha"
+)
+_SAMPLE = (
+    "sample, chosen, coalesce(outcome, fault) AS result, speedup, reward, usd, coder_error, evaluation_id"
 )
 _USES = '(SELECT s.*, s."return" AS return_, r.name AS run FROM train_sample s JOIN run r ON r.id = s.run_id) used'
 
@@ -148,8 +152,10 @@ def cost(conn: sa.Connection, run_name: str | None) -> Page:
     chosen: dict[str, Any] = {} if run_name is None else {"run": run_name}
     if run_name is not None:
         _known_run(conn, run_name)
+    paid = _view(conn, "v_budget", order="run", **chosen)
     return {
         "coder": _view(conn, "v_coder_cost", order="run, model", **chosen),
+        **({"budget": paid} if paid else {}),
         "reused": _view(conn, "v_cache", order="run", **chosen),
     }
 

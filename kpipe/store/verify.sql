@@ -94,6 +94,22 @@ SELECT id
 FROM turn
 WHERE outcome IS NOT NULL AND outcome <> 'unchanged' AND evaluation_id IS NULL;
 
+-- turns with samples of which not exactly one is chosen, or which name another kernel than the chosen one
+SELECT u.id
+FROM turn u
+JOIN turn_sample s ON s.turn_id = u.id
+WHERE u.state = 'settled'
+GROUP BY u.id, u.kernel_sha, u.evaluation_id
+HAVING sum(s.chosen) <> 1 OR max(CASE WHEN s.chosen = 1 THEN s.kernel_sha END) <> u.kernel_sha
+    OR max(CASE WHEN s.chosen = 1 THEN s.evaluation_id END) <> u.evaluation_id
+    OR min(CASE WHEN s.outcome IS NULL AND s.fault IS NULL THEN 0 ELSE 1 END) = 0;
+
+-- samples whose evaluation is of another kernel, or found something else
+SELECT s.turn_id
+FROM turn_sample s
+JOIN evaluation e ON e.id = s.evaluation_id
+WHERE e.kernel_sha <> s.kernel_sha OR s.kernel_sha IS NULL OR (s.outcome IS NOT NULL AND e.outcome <> s.outcome);
+
 -- correct verdicts without times and speedup, or with impossible ones
 SELECT id
 FROM evaluation
@@ -160,6 +176,7 @@ FROM blob
 WHERE sha NOT IN (SELECT reference_sha FROM problem
                   UNION SELECT prompt_sha FROM turn
                   UNION SELECT kernel_sha FROM turn WHERE kernel_sha IS NOT NULL
+                  UNION SELECT kernel_sha FROM turn_sample WHERE kernel_sha IS NOT NULL
                   UNION SELECT kernel_sha FROM evaluation
                   UNION SELECT log_sha FROM evaluation WHERE log_sha IS NOT NULL
                   UNION SELECT request_sha FROM coder_call

@@ -71,6 +71,28 @@ FROM (SELECT p.suite, p.level, p.name AS problem, e.device, e.harness, e.speedup
       WHERE e.outcome = 'correct' AND e.round = 0) ranked
 WHERE place <= 10;
 
+-- Every kernel of a suggestion that has several: a bad coder spreads, a bad suggestion does not.
+CREATE VIEW v_sample AS
+SELECT s.turn_id, r.name AS run, g.ordinal AS group_ordinal, p.name AS problem, t.member, u.ordinal AS turn,
+       s.sample, s.chosen, s.outcome, s.fault, s.reward, u.reward AS turn_reward, e.speedup, e.speedup_low,
+       c.model, c.usd, c.error AS coder_error, s.kernel_sha, s.evaluation_id, s.coder_call_id, u.suggestion
+FROM turn_sample s
+JOIN turn u ON u.id = s.turn_id
+JOIN trajectory t ON t.id = u.trajectory_id
+JOIN rollout_group g ON g.id = t.group_id
+JOIN run r ON r.id = g.run_id
+JOIN problem p ON p.id = g.problem_id
+LEFT JOIN evaluation e ON e.id = s.evaluation_id
+LEFT JOIN coder_call c ON c.id = s.coder_call_id;
+
+-- What a run paid itself, and what its calls on their way may cost: the two together stay below coder.max_usd.
+CREATE VIEW v_budget AS
+SELECT r.name AS run, sum(p.paid_usd) AS paid_usd, sum(p.reserved_usd) AS reserved_usd,
+       sum(CASE WHEN p.reserved_usd > 0 THEN 1 ELSE 0 END) AS calls_on_their_way
+FROM coder_payment p
+JOIN run r ON r.id = p.run_id
+GROUP BY r.name;
+
 CREATE VIEW v_queue AS
 SELECT e.id AS evaluation_id, p.name AS problem, e.device, e.state, e.rank, e.attempt, e.failures,
        e.queued_at, e.not_before, e.lease_until, w.host, w.pid, e.kernel_sha
@@ -84,9 +106,16 @@ CREATE VIEW v_coder_cost AS
 SELECT r.name AS run, c.model, count(*) AS calls,
        sum(CASE WHEN c.reply_sha IS NULL THEN 1 ELSE 0 END) AS failed,
        sum(c.tokens_in) AS tokens_in, sum(c.tokens_out) AS tokens_out, sum(c.usd) AS usd,
-       sum(c.seconds) AS seconds, sum(c.attempts) AS attempts
-FROM (SELECT DISTINCT g.run_id, u.coder_call_id
+       sum(c.seconds) AS seconds, avg(c.seconds) AS mean_seconds, max(c.seconds) AS longest_seconds,
+       sum(c.attempts) AS attempts
+FROM (SELECT g.run_id, u.coder_call_id
       FROM turn u
+      JOIN trajectory t ON t.id = u.trajectory_id
+      JOIN rollout_group g ON g.id = t.group_id
+      UNION
+      SELECT g.run_id, s.coder_call_id
+      FROM turn_sample s
+      JOIN turn u ON u.id = s.turn_id
       JOIN trajectory t ON t.id = u.trajectory_id
       JOIN rollout_group g ON g.id = t.group_id) used
 JOIN run r ON r.id = used.run_id
@@ -192,17 +221,35 @@ SELECT r.name AS run, sum(used.calls) AS coder_turns, count(used.coder_call_id) 
        sum((used.calls - 1) * c.usd) AS usd_saved, sum(used.verdicts) AS evaluated_turns,
        count(used.evaluation_id) AS evaluations,
        sum(CASE WHEN used.verdicts > 0 THEN used.verdicts - 1 ELSE 0 END) AS evaluations_reused
-FROM (SELECT g.run_id, u.coder_call_id, NULL AS evaluation_id, count(*) AS calls, 0 AS verdicts
-      FROM turn u
-      JOIN trajectory t ON t.id = u.trajectory_id
-      JOIN rollout_group g ON g.id = t.group_id
-      WHERE u.coder_call_id IS NOT NULL GROUP BY g.run_id, u.coder_call_id
+FROM (SELECT run_id, coder_call_id, NULL AS evaluation_id, count(*) AS calls, 0 AS verdicts
+      FROM (SELECT g.run_id, u.coder_call_id
+            FROM turn u
+            JOIN trajectory t ON t.id = u.trajectory_id
+            JOIN rollout_group g ON g.id = t.group_id
+            WHERE u.coder_call_id IS NOT NULL
+            UNION ALL
+            SELECT g.run_id, s.coder_call_id
+            FROM turn_sample s
+            JOIN turn u ON u.id = s.turn_id
+            JOIN trajectory t ON t.id = u.trajectory_id
+            JOIN rollout_group g ON g.id = t.group_id
+            WHERE s.coder_call_id IS NOT NULL AND s.chosen = 0) uses
+      GROUP BY run_id, coder_call_id
       UNION ALL
-      SELECT g.run_id, NULL, u.evaluation_id, 0, count(*)
-      FROM turn u
-      JOIN trajectory t ON t.id = u.trajectory_id
-      JOIN rollout_group g ON g.id = t.group_id
-      WHERE u.evaluation_id IS NOT NULL GROUP BY g.run_id, u.evaluation_id) used
+      SELECT run_id, NULL, evaluation_id, 0, count(*)
+      FROM (SELECT g.run_id, u.evaluation_id
+            FROM turn u
+            JOIN trajectory t ON t.id = u.trajectory_id
+            JOIN rollout_group g ON g.id = t.group_id
+            WHERE u.evaluation_id IS NOT NULL
+            UNION ALL
+            SELECT g.run_id, s.evaluation_id
+            FROM turn_sample s
+            JOIN turn u ON u.id = s.turn_id
+            JOIN trajectory t ON t.id = u.trajectory_id
+            JOIN rollout_group g ON g.id = t.group_id
+            WHERE s.evaluation_id IS NOT NULL AND s.chosen = 0) uses
+      GROUP BY run_id, evaluation_id) used
 JOIN run r ON r.id = used.run_id
 LEFT JOIN coder_call c ON c.id = used.coder_call_id
 GROUP BY r.name;
@@ -210,22 +257,36 @@ GROUP BY r.name;
 -- Where time went, in seconds of work: what ran at the same time is added up.
 CREATE VIEW v_time AS
 SELECT r.name AS run, 'collect' AS stage, 'coder' AS work, count(*) AS n, sum(c.seconds) AS seconds
-FROM (SELECT DISTINCT g.run_id, u.coder_call_id
+FROM (SELECT g.run_id, u.coder_call_id
       FROM turn u
       JOIN trajectory t ON t.id = u.trajectory_id
       JOIN rollout_group g ON g.id = t.group_id
-      WHERE u.coder_call_id IS NOT NULL) used
+      WHERE u.coder_call_id IS NOT NULL
+      UNION
+      SELECT g.run_id, s.coder_call_id
+      FROM turn_sample s
+      JOIN turn u ON u.id = s.turn_id
+      JOIN trajectory t ON t.id = u.trajectory_id
+      JOIN rollout_group g ON g.id = t.group_id
+      WHERE s.coder_call_id IS NOT NULL) used
 JOIN run r ON r.id = used.run_id
 JOIN coder_call c ON c.id = used.coder_call_id
 GROUP BY r.name
 UNION ALL
 SELECT r.name, 'evaluate', work.name, done.n, CASE WHEN work.name = 'build' THEN done.build_s ELSE done.run_s END
 FROM (SELECT used.run_id, count(*) AS n, sum(e.build_s) AS build_s, sum(e.run_s) AS run_s
-      FROM (SELECT DISTINCT g.run_id, u.evaluation_id
+      FROM (SELECT g.run_id, u.evaluation_id
             FROM turn u
             JOIN trajectory t ON t.id = u.trajectory_id
             JOIN rollout_group g ON g.id = t.group_id
-            WHERE u.evaluation_id IS NOT NULL) used
+            WHERE u.evaluation_id IS NOT NULL
+            UNION
+            SELECT g.run_id, s.evaluation_id
+            FROM turn_sample s
+            JOIN turn u ON u.id = s.turn_id
+            JOIN trajectory t ON t.id = u.trajectory_id
+            JOIN rollout_group g ON g.id = t.group_id
+            WHERE s.evaluation_id IS NOT NULL) used
       JOIN evaluation e ON e.id = used.evaluation_id
       WHERE e.outcome IS NOT NULL GROUP BY used.run_id) done
 JOIN run r ON r.id = done.run_id

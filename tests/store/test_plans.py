@@ -20,6 +20,7 @@ from kpipe.store.records import SuggestedTurn, TrainedSample
 
 N = 16_000
 PARTIAL = {"ix_evaluation_claim", "ix_evaluation_lease", "ix_rollout_group_open", "ix_rollout_group_fresh"}
+PARTIAL |= {"ix_coder_payment_reserved"}
 """Indexes of what is under way, which is little: they may be read from end to end."""
 GROWING = {
     "turn",
@@ -31,7 +32,7 @@ GROWING = {
     "coder_call",
     "train_sample",
 }
-GROWING |= {"finding", "event"}
+GROWING |= {"finding", "event", "turn_sample", "coder_payment"}
 
 Statement = tuple[str, Any]
 

@@ -165,12 +165,12 @@ def test_an_upgrade_that_fails_leaves_everything(empty_url: str, monkeypatch: py
     db.close()
 
 
-SECOND = """
+SECOND = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002_rebuilds_a_parent"
-down_revision = "0001_initial"
+revision = "9998_rebuilds_a_parent"
+down_revision = "{schema.revisions()[-1]}"
 
 
 def upgrade() -> None:
@@ -187,13 +187,14 @@ def test_an_upgrade_of_a_database_in_use_loses_nothing(
     World.make(database).complete_group()
     before = database.read(verify)
     shutil.copytree(asset("migrations"), tmp_path / "migrations")
-    (tmp_path / "migrations" / "versions" / "0002_rebuilds_a_parent.py").write_text(SECOND)
+    (tmp_path / "migrations" / "versions" / "9998_rebuilds_a_parent.py").write_text(SECOND)
     monkeypatch.setattr(migrate, "asset", lambda name: tmp_path / name)
-    monkeypatch.setattr(schema, "revisions", lambda: ("0001_initial", "0002_rebuilds_a_parent"))
+    revisions = (*schema.revisions(), "9998_rebuilds_a_parent")
+    monkeypatch.setattr(schema, "revisions", lambda: revisions)
     with pytest.raises(SchemaError, match="older"):
         schema.check_current(database.read(schema.current))
     assert database.upgrade() is True
-    assert database.read(schema.current) == "0002_rebuilds_a_parent"
+    assert database.read(schema.current) == "9998_rebuilds_a_parent"
     assert database.read(verify) == before
     assert database.read(lambda conn: conn.execute(sa.text("SELECT turns FROM v_run")).scalar_one()) == 4
     World.make(database, "second").complete_group()

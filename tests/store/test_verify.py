@@ -94,6 +94,12 @@ BREAKS = {
     "updates that say another number of samples than they have": (
         "UPDATE train_step SET metrics = '{\"samples_trained\": 3}' WHERE step = 2"
     ),
+    "turns with samples of which not exactly one is chosen, or which name another kernel than the chosen one": (
+        "INSERT INTO turn_sample (turn_id, sample, outcome, reward, chosen) VALUES (1, 0, 'unchanged', 0, 0)"
+    ),
+    "samples whose evaluation is of another kernel, or found something else": (
+        "INSERT INTO turn_sample (turn_id, sample, evaluation_id, chosen) VALUES (1, 0, 1, 1)"
+    ),
     "token frames that cannot be read": ("UPDATE tokens SET prompt_len = 99 WHERE turn_id = 1"),
 }
 

@@ -12,7 +12,7 @@ from store.store_world import EXPIRED, GOOD, World, call
 
 from kpipe.assets import asset
 from kpipe.domain.verdict import Finding, Outcome, Verdict
-from kpipe.store import queue, rollouts
+from kpipe.store import payments, queue, rollouts
 
 Query = Callable[[str], list[tuple[Any, ...]]]
 NAMES = re.findall(r"CREATE VIEW (\w+)", asset("store/views.sql").read_text())
@@ -40,12 +40,29 @@ def busy(world: World) -> World:
     )
     world.implement(world.suggest(members[3]), "still running")
     world.claim(lease_s=EXPIRED)
+    world.db.write(payments.reserve, world.run.id, "on its way", 0.5, None)
+    columns = "coder_call_id, kernel_sha, evaluation_id, outcome, reward, fault"
+    sample = (
+        f"INSERT INTO turn_sample (turn_id, sample, chosen, {columns}) SELECT id, 0, 1, {columns} FROM turn"
+    )
+    world.db.write(lambda conn: conn.exec_driver_sql(f"{sample} WHERE id = 1"))
     return world
 
 
 def test_all_views_of_the_design_are_there(busy: World) -> None:
     wanted = {"turn", "trajectory", "group", "best", "leaderboard", "queue", "coder_cost", "faults", "step"}
-    wanted |= {"run", "policy", "hacks", "hack_rate", "outcomes", "dropped", "cache", "time"}
+    wanted |= {
+        "run",
+        "policy",
+        "hacks",
+        "hack_rate",
+        "outcomes",
+        "dropped",
+        "cache",
+        "time",
+        "sample",
+        "budget",
+    }
     assert set(NAMES) == {f"v_{name}" for name in wanted}
     assert set(busy.db.read(lambda conn: sa.inspect(conn).get_view_names())) == set(NAMES)
 
@@ -123,6 +140,15 @@ def test_what_was_not_paid_again(busy: World, query: Query) -> None:
         "SELECT coder_turns, coder_calls, coder_reused, usd_saved, evaluated_turns, evaluations, evaluations_reused "
         "FROM v_cache"
     ) == [(9, 7, 2, 1.0, 9, 7, 2)]
+
+
+def test_what_samples_and_the_budget_say(busy: World, query: Query) -> None:
+    assert query("SELECT turn_id, sample, chosen, outcome, model FROM v_sample") == [
+        (1, 0, 1, "correct", "gpt")
+    ]
+    assert query("SELECT run, paid_usd, reserved_usd, calls_on_their_way FROM v_budget") == [
+        ("first", 0, 0.5, 1)
+    ]
 
 
 def test_where_time_went(busy: World, query: Query) -> None:

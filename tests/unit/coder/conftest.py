@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from loopback import Loopback
 from unit.coder.asking import KEY, MakeCoder
 
 from kpipe.coder import completion
 from kpipe.coder.openai import OpenAICoder
 from kpipe.config import CoderConfig
+from kpipe.loopback.server import Loopback
 from kpipe.store.records import CoderCall
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-from loopback import KERNEL, Loopback, body, code_reply, completion, held, says, status
 from unit.coder.asking import KEY, PROBLEM, REFERENCE, MakeCoder, request
 
 from kpipe.coder import open_coder
@@ -14,6 +13,8 @@ from kpipe.coder.base import CoderRequest
 from kpipe.coder.openai import OpenAICoder
 from kpipe.config import CoderConfig
 from kpipe.domain.verdict import Outcome
+from kpipe.loopback.answers import KERNEL, body, code_reply, completion, held, says, status
+from kpipe.loopback.server import Loopback
 from kpipe.store import blobs, ledger, rollouts
 from kpipe.store.database import Database
 from kpipe.store.records import CoderCall
@@ -255,7 +256,7 @@ async def test_after_the_reminder_it_is_a_failure(server: Loopback, coder_for: M
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (says(code_reply(), finish="length"), "cut off"),
+        (says(code_reply()[:60], finish="length"), "cut off"),
         (says(None, refusal="I cannot help with that."), "refused: I cannot help"),
         (says(None, finish="content_filter"), "refused"),
     ],
@@ -265,7 +266,7 @@ async def test_what_a_reminder_does_not_mend(
     answer: object, words: str, server: Loopback, coder_for: MakeCoder
 ) -> None:
     server.plan = [answer]  # type: ignore[list-item]
-    reply = await coder_for().implement(request())
+    reply = await coder_for(continuations=0).implement(request())
     assert reply.kernel is None
     assert words in str(reply.error)
     assert reply.call

@@ -6,12 +6,13 @@ import logging
 import socket
 
 import pytest
-from loopback import Answer, Loopback, body, cut, status
 from unit.coder.asking import KEY, MakeCoder, request
 
 from kpipe.coder.endpoint import NO_KEY, find_endpoint
 from kpipe.config import CoderConfig
 from kpipe.errors import CoderError
+from kpipe.loopback.answers import Answer, body, cut, status
+from kpipe.loopback.server import Loopback
 
 REMOTE = "https://api.example.com/v1"
 
@@ -146,3 +147,33 @@ async def test_without_a_key_none_is_sent(
     monkeypatch.delenv("OPENAI_API_KEY")
     await coder_for().implement(request())
     assert server.headers[0]["Authorization"] == f"Bearer {NO_KEY}"
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("https://r.openai.azure.com/?api-version=1", "https://r.openai.azure.com/openai/deployments/m"),
+        ("https://r.openai.azure.com", "https://r.openai.azure.com/openai/v1"),
+        ("https://r.openai.azure.com/openai/v1/", "https://r.openai.azure.com/openai/v1"),
+        (
+            "https://proxy.example/openai/deployments/d?api-version=1",
+            "https://proxy.example/openai/deployments/d",
+        ),
+        ("https://host.example/v1/chat/completions", "https://host.example/v1"),
+    ],
+)
+def test_addresses_in_azures_style(given: str, url: str) -> None:
+    endpoint = find_endpoint(CoderConfig(model="m", base_url=given), {"OPENAI_API_KEY": KEY})
+    assert endpoint.url == url
+    assert endpoint.headers == ({"api-key": KEY} if "host.example" not in given else {})
+    assert KEY not in repr(endpoint)
+
+
+async def test_a_deployment_of_azure(server: Loopback, coder_for: MakeCoder) -> None:
+    base = server.url.removesuffix("/v1") + "/openai/deployments/gpt-4o?api-version=2024-10-21"
+    coder = coder_for(base_url=base, timeout_s=20.0)
+    await coder.check()
+    assert (await coder.implement(request())).kernel
+    assert server.queries[-1] == {"api-version": "2024-10-21"}
+    gone = base.replace("gpt-4o", "gpt-4p")
+    assert "no model" in await refused(coder_for, base_url=gone)

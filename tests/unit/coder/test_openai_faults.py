@@ -9,13 +9,14 @@ from email.utils import format_datetime
 from itertools import pairwise
 
 import pytest
-from loopback import KERNEL, Answer, Loopback, body, code_reply, completion, cut, huge, says, slow, status
 from unit.coder.asking import KEY, MakeCoder, request
 
 from kpipe.coder.completion import Reply, read_completion, retry_after, wait_s
 from kpipe.coder.endpoint import find_endpoint
 from kpipe.config import CoderConfig
 from kpipe.errors import CoderError
+from kpipe.loopback.answers import KERNEL, Answer, body, code_reply, completion, cut, huge, says, slow, status
+from kpipe.loopback.server import Loopback
 
 TRANSIENT: dict[str, Answer] = {
     **{str(code): status(code) for code in (408, 409, 429, 500, 502, 503, 504)},

@@ -1,0 +1,1 @@
+"""`kpipe bench`: how good a policy version is on problems, measured and compared."""
