@@ -1,7 +1,7 @@
 """What is in a checkpoint, and whether it is still what was committed.
 
-A checkpoint is a transformers directory (safetensors weights in float32, configuration, tokenizer) with
-two additions: `trainer_state.json`, and `trainer/optimizer.safetensors` while the checkpoint is recent.
+A checkpoint is a transformers directory (safetensors weights in float32, configuration, tokenizer), or a
+peft one with LoRA, with two additions: `trainer_state.json`, and `trainer/optimizer.safetensors` while the checkpoint is recent.
 The digest that the store keeps covers the former, which holds the digest of the latter. Nothing is
 pickled. There is no random state to keep: everything random is derived from the run's seed and the step.
 """
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from kpipe.config import TrainConfig
 from kpipe.errors import TrainError
+from kpipe.policy import lora
+from kpipe.policy.checkpoint import read_model
 from kpipe.policy.files import checkpoint_files, digest
 from kpipe.store.records import PolicyVersion
 from kpipe.train.folder import OPTIMIZER_DIR
@@ -30,7 +32,13 @@ STATE_FILE = "trainer_state.json"
 OPTIMIZER_FILE = f"{OPTIMIZER_DIR}/optimizer.safetensors"
 
 # What save_pretrained() writes anew; every other file of a checkpoint is the tokenizer's.
-_OF_THE_MODEL = {"config.json", "generation_config.json", "model.safetensors.index.json", STATE_FILE}
+_OF_THE_MODEL = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    lora.CONFIG,
+    STATE_FILE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ def write(path: Path, learner: Learner, tokenizer_from: Path, state: TrainerStat
     Raises OSError and SafetensorError when the disk does not take it.
     """
     learner.model.save_pretrained(path)
+    (path / "README.md").unlink(missing_ok=True)  # peft writes an empty model card
     for file in checkpoint_files(tokenizer_from):
         if file.suffix != ".safetensors" and file.name not in _OF_THE_MODEL:
             shutil.copyfile(file, path / file.name)
@@ -83,12 +92,19 @@ def resume(version: PolicyVersion, versions: Sequence[PolicyVersion], cfg: Train
     """The learner as it was after update `version.step`; checked before it is loaded. Raises KpipeError."""
     base = next(v for v in versions if v.step == 0)
     verify(version, versions)
-    if cfg.kl_beta > 0:
+    if cfg.lora_rank or (cfg.kl_beta > 0 and not cfg.reference):
         verify(base, versions)
     learner = Learner.load(Path(version.path), Path(base.path), cfg)
     if version.step > 0:
         restore_optimizer(learner, Path(version.path))
     return learner
+
+
+def stored_parameters(path: Path) -> dict[str, Tensor]:
+    """What `Learner.trained` was when the checkpoint `path` was written. Raises PolicyError."""
+    if lora.is_adapter(path):
+        return lora.stored_tensors(path)
+    return dict(read_model(path, "float32").named_parameters())
 
 
 def restore_optimizer(learner: Learner, path: Path) -> None:

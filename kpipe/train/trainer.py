@@ -31,6 +31,7 @@ from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion, Run, Sample
 from kpipe.train import checkpoint
 from kpipe.train.checkpoint import TrainerState
+from kpipe.train.checks import TokenizerCheck
 from kpipe.train.folder import CheckpointFolder
 from kpipe.train.learner import Learner
 from kpipe.train.report import cost, environment, step_line
@@ -98,6 +99,7 @@ class Trainer:
         self.stop = stop
         here = (socket.gethostname(), os.getpid(), config.train.device)
         self.worker = db.write(workers.register, "train", *here)
+        self.check_tokenizer = TokenizerCheck()
         self._last_beat = 0.0
 
     def run_to_end(self) -> None:
@@ -159,10 +161,12 @@ class Trainer:
         """Learn, write the checkpoint, commit. Raises Stopped before anything is written, or KpipeError."""
         step = latest.step + 1
         self._beat(f"update {step}")
+        turns = self.db.read(turns_of, groups)
+        self.check_tokenizer(groups, turns, Path(latest.path))
         made = make_update(
             learner,
             groups,
-            self.db.read(turns_of, groups),
+            turns,
             self.config,
             seed=self.run.seed,
             step=step,
@@ -172,7 +176,7 @@ class Trainer:
         path, digest = self._save(learner, Path(latest.path), step, watch)
         metrics = {
             **made.metrics,
-            **cost(made.learned, watch),
+            **cost(made.learned, watch, learner, self.config.train),
             "environment": environment(self.config, learner.device),
         }
         version = self.db.write(
@@ -216,4 +220,5 @@ class Trainer:
         optimizers = self.config.train.keep_last
         weights = max(optimizers, self.config.collect.max_off_policy_steps + FEWEST_WEIGHTS)
         steps = [v.step for v in self.db.read(policies.list_, self.run.id)]
-        self.folder.prune(steps, latest=latest, optimizers=optimizers, weights=weights)
+        every = self.config.train.keep_every
+        self.folder.prune(steps, latest=latest, optimizers=optimizers, weights=weights, every=every)
