@@ -82,6 +82,15 @@ def base_path(path: Path) -> str:
     return str(found)
 
 
+def save(model: Any, path: Path) -> None:
+    """Write the adapter into the directory `path`, the same bytes for the same adapter."""
+    model.save_pretrained(path)
+    (path / "README.md").unlink(missing_ok=True)  # a model card without content
+    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    config["target_modules"] = sorted(config["target_modules"])  # a set: its order changes with the process
+    (path / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def tensors(model: Any) -> dict[str, Tensor]:
     """The adapter's parameters under the names that its file has."""
     return dict(_peft().get_peft_model_state_dict(model))

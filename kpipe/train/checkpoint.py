@@ -57,8 +57,10 @@ def write(path: Path, learner: Learner, tokenizer_from: Path, state: TrainerStat
 
     Raises OSError and SafetensorError when the disk does not take it.
     """
-    learner.model.save_pretrained(path)
-    (path / "README.md").unlink(missing_ok=True)  # peft writes an empty model card
+    if lora.is_adapted(learner.model):
+        lora.save(learner.model, path)
+    else:
+        learner.model.save_pretrained(path)
     for file in checkpoint_files(tokenizer_from):
         if file.suffix != ".safetensors" and file.name not in _OF_THE_MODEL:
             shutil.copyfile(file, path / file.name)

@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM
 from unit.train.filling import GROUPS_PER_STEP, Filled, fill, small_config, start
 from unit.train.making import write_base
 
+from kpipe.config.loading import read_preset
 from kpipe.errors import TrainError, UsageError
 from kpipe.policy.files import digest
-from kpipe.store import policies, runs, training
+from kpipe.store import events, policies, runs, training
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion
 from kpipe.train import trainer
@@ -220,6 +221,90 @@ def test_checkpoints_of_another_database_are_set_aside(filled: Callable[..., Fil
     assert digest(path_of(run, 1)) == versions(run)[1].digest
 
 
+def test_an_alarm_is_one_event_at_its_onset(filled: Callable[..., Filled]) -> None:
+    """Groups by the policy of another seed: nothing that was sampled is likely under this one."""
+    run = filled(3)
+    rebase(run, seed=1)
+    train(run)
+    raised = read(run, events.details, "alarm", "run", run.run.id)
+    before, onsets = set(), []
+    for step, metrics in read(run, training.steps, run.run.id):
+        onsets += [(step, name) for name in metrics["alarms"] if name not in before]
+        before = set(metrics["alarms"])
+    assert sorted((d["step"], d["alarm"]) for d in raised) == sorted(onsets)
+    assert "low_ess" in {name for _, name in onsets}
+    assert any("effective sample size" in d["message"] for d in raised)
+
+
+def test_weights_and_biases_needs_no_network(filled: Callable[..., Filled]) -> None:
+    pytest.importorskip("wandb", reason="wandb is in the extra 'tracking'")
+    run = filled(1, sinks=("wandb",))
+    train(run)
+    (kept,) = (run.output / run.run.name / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"grad_norm" in kept.read_bytes()
+
+
+def test_tensorboard_has_every_update_once_whatever_was_killed(filled: Callable[..., Filled]) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is in the extra 'tracking'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = filled(1, sinks=("tensorboard",))
+    train(run)
+    extend(run, 2)
+    fill(run, GROUPS_PER_STEP, seed=5)
+    train(run)
+    written = EventAccumulator(str(run.output / run.run.name / "tensorboard")).Reload()
+    stored = dict(read(run, training.steps, run.run.id))
+    for name in ("loss", "grad_norm", "entropy"):
+        assert [(e.step, e.value) for e in written.Scalars(name)] == [
+            (step, pytest.approx(stored[step][name], rel=1e-6)) for step in (1, 2)
+        ]
+
+
+def test_a_sink_that_is_not_installed_is_one_sentence(
+    filled: Callable[..., Filled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = filled(1, sinks=("wandb",))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(TrainError, match="not installed") as caught:
+        train(run)
+    assert "kpipe[tracking]" in caught.value.fix
+    assert len(versions(run)) == 1
+
+
+@pytest.mark.parametrize("preset", ["seed", "kevin", "drkernel"])
+def test_a_preset_trains(filled: Callable[..., Filled], preset: str) -> None:
+    """The update of the preset, over fewer and smaller samples."""
+    chosen = read_preset(preset)["train"]
+    for name in ("batch_size", "mini_batch_size", "gradient_accumulation_steps", "max_steps"):
+        chosen.pop(name, None)
+    run = filled(1, **chosen)
+    train(run)
+    ((_, metrics),) = read(run, training.steps, run.run.id)
+    assert metrics["optimizer_steps"] > 0
+    assert metrics["skipped_steps"] == 0
+
+
+def test_tokens_that_the_policy_does_not_know_consume_nothing(filled: Callable[..., Filled]) -> None:
+    run = filled(1)
+    rebase(run, vocab_size=40)
+    with pytest.raises(TrainError, match=r"another tokenizer made them\. Nothing was consumed"):
+        train(run)
+    assert len(versions(run)) == 1
+    assert rows(run, "SELECT count(*) FROM train_sample") == [(0,)]
+
+
+def test_a_group_of_faults_only_is_consumed_and_teaches_nothing(filled: Callable[..., Filled]) -> None:
+    run = filled(1, kl_beta=0.01)
+    write(run, "UPDATE turn SET reward = NULL, outcome = NULL, fault = 'infra'")
+    train(run)
+    ((_, metrics),) = read(run, training.steps, run.run.id)
+    assert metrics["dropped"] == {"infra": 12}
+    assert (metrics["samples_trained"], metrics["optimizer_steps"]) == (0, 0)
+    before, after = (load_file(path_of(run, step) / "model.safetensors") for step in (0, 1))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 @pytest.mark.parametrize(
     "file", ["model.safetensors", "config.json", "trainer/optimizer.safetensors", "trainer_state.json"]
 )
@@ -321,6 +406,10 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str]) -> Non
 def rebase(filled: Filled, **shape: int) -> None:
     """Give the run a base model of another shape."""
     made = digest(write_base(path_of(filled, 0), **shape))
+    write(filled, f"UPDATE policy_version SET digest = '{made}'")
+
+
+def write(filled: Filled, sql: str) -> None:
     db = Database.open(filled.url)
-    db.write(lambda conn: conn.exec_driver_sql(f"UPDATE policy_version SET digest = '{made}'"))
+    db.write(lambda conn: conn.exec_driver_sql(sql))
     db.close()
