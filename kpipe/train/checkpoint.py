@@ -57,6 +57,15 @@ def write(path: Path, learner: Learner, tokenizer_from: Path, state: TrainerStat
 
     Raises OSError and SafetensorError when the disk does not take it.
     """
+    write_model(path, learner, tokenizer_from)
+    (path / OPTIMIZER_DIR).mkdir()
+    save_file(_optimizer_tensors(learner), path / OPTIMIZER_FILE)
+    complete = replace(state, optimizer_sha256=_sha256(path / OPTIMIZER_FILE))
+    (path / STATE_FILE).write_text(json.dumps(asdict(complete), indent=2) + "\n", encoding="utf-8")
+
+
+def write_model(path: Path, learner: Learner, tokenizer_from: Path) -> None:
+    """What a sampler needs of a checkpoint: weights or adapter, and the tokenizer."""
     if lora.is_adapted(learner.model):
         lora.save(learner.model, path)
     else:
@@ -64,10 +73,6 @@ def write(path: Path, learner: Learner, tokenizer_from: Path, state: TrainerStat
     for file in checkpoint_files(tokenizer_from):
         if file.suffix != ".safetensors" and file.name not in _OF_THE_MODEL:
             shutil.copyfile(file, path / file.name)
-    (path / OPTIMIZER_DIR).mkdir()
-    save_file(_optimizer_tensors(learner), path / OPTIMIZER_FILE)
-    complete = replace(state, optimizer_sha256=_sha256(path / OPTIMIZER_FILE))
-    (path / STATE_FILE).write_text(json.dumps(asdict(complete), indent=2) + "\n", encoding="utf-8")
 
 
 def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
@@ -75,8 +80,17 @@ def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
 
     It names the newest of the other `versions` that still is.
     """
-    if not (found := damage(version)):
-        return
+    if found := damage(version):
+        raise _damaged(version, versions, found)
+
+
+def verify_weights(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
+    """The same for who needs no optimizer state. Raises TrainError."""
+    if found := weights_damage(version):
+        raise _damaged(version, versions, found)
+
+
+def _damaged(version: PolicyVersion, versions: Sequence[PolicyVersion], found: str) -> TrainError:
     earlier = sorted((v for v in versions if v.step < version.step), key=lambda v: -v.step)
     intact = next((v for v in earlier if not weights_damage(v)), None)
     fix = "Restore that directory from a backup"
@@ -85,7 +99,7 @@ def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
             f", or start a new run from the newest checkpoint that is intact: kpipe run --run NAME"
             f" --set policy.kind=local --set policy.model={intact.path}"
         )
-    raise TrainError(
+    return TrainError(
         f"The checkpoint of update {version.step}, {version.path}, is damaged: {found}.", f"{fix}."
     )
 
