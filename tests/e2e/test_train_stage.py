@@ -20,12 +20,15 @@ from unit.train.filling import GROUPS_PER_STEP, Filled, fill, small_config, star
 from unit.train.making import write_base
 
 from kpipe.config.loading import read_preset
-from kpipe.errors import TrainError, UsageError
+from kpipe.errors import KpipeError, TrainError, UsageError
+from kpipe.policy.checkpoint import read_model
 from kpipe.policy.files import digest
+from kpipe.replay.retrain import Retraining
 from kpipe.store import events, policies, runs, training
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion
 from kpipe.train import trainer
+from kpipe.train.checkpoint import stored_parameters
 
 HANG_S = 120.0
 
@@ -283,6 +286,60 @@ def test_a_preset_trains(filled: Callable[..., Filled], preset: str) -> None:
     ((_, metrics),) = read(run, training.steps, run.run.id)
     assert metrics["optimizer_steps"] > 0
     assert metrics["skipped_steps"] == 0
+
+
+LEAN = {"packing": True, "max_tokens_per_micro_batch": 64, "gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize("how", [LEAN, {**LEAN, "lora_rank": 2}], ids=["packed", "adapter"])
+def test_with_less_memory_a_restart_changes_nothing_and_a_replay_agrees(
+    filled: Callable[..., Filled], tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """The checkpoints say nothing of how they were made: whoever loads them needs to know neither."""
+    if "lora_rank" in how:
+        pytest.importorskip("peft", reason="peft is the extra 'lora'")
+    whole = filled(2, kl_beta=0.01, **how)
+    train(whole)
+    place = tmp_path / "parts"
+    place.mkdir()
+    parts = start(place, small_config(place / "out", steps=1, kl_beta=0.01, **how))
+    fill(parts, 2 * GROUPS_PER_STEP)
+    for steps in (1, 2):
+        extend(parts, steps)
+        train(parts)
+    ours, theirs = (stored_parameters(path_of(run, 2)) for run in (whole, parts))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    db = Database.open(whole.url)
+    replayed = Retraining(db, whole.run, None, None).run_all()
+    db.close()
+    assert [(r.step, r.first, r.compared) for r in replayed] == [(1, None, "tensors"), (2, None, "tensors")]
+    model: Any = read_model(path_of(whole, 2), "float32")
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
+
+
+def test_kl_may_hold_to_another_policy(filled: Callable[..., Filled], tmp_path: Path) -> None:
+    other = write_base(tmp_path / "other", seed=3)
+    run = filled(1, kl_beta=0.01, reference=str(other))
+    train(run)
+    ((_, metrics),) = read(run, training.steps, run.run.id)
+    assert metrics["kl"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [({"vocab_size": 40}, "vocabulary of 40 tokens, the policy one of 61"), (None, "no model")],
+)
+def test_a_reference_that_does_not_fit_is_refused(
+    filled: Callable[..., Filled], tmp_path: Path, shape: dict[str, int] | None, words: str
+) -> None:
+    if shape:
+        write_base(tmp_path / "other", **shape)
+    run = filled(1, kl_beta=0.01, reference=str(tmp_path / "other"))
+    with pytest.raises(KpipeError, match=words):
+        train(run)
+    assert len(versions(run)) == 1
 
 
 def test_tokens_that_the_policy_does_not_know_consume_nothing(filled: Callable[..., Filled]) -> None:
