@@ -24,6 +24,7 @@ from kpipe.errors import TrainError
 from kpipe.policy import lora, packing
 from kpipe.policy.checkpoint import check_architecture, choose_device, locate, read_model
 from kpipe.policy.logprobs import completion_logprobs
+from kpipe.train.memory import fitting
 
 MATRIX_DIMS = 2
 
@@ -31,7 +32,7 @@ MATRIX_DIMS = 2
 @dataclass
 class Learner:
     """`model` is what is trained. `reference` is None when there is no KL term, and `model` itself when
-    that is the reference without its adapter.
+    that is the reference without its adapter. `path` is where the base lies.
     """
 
     model: Any
@@ -40,6 +41,7 @@ class Learner:
     device: torch.device
     half: bool
     packed: bool = False
+    path: Path = Path()
 
     @classmethod
     def load(cls, path: Path, base: Path, cfg: TrainConfig) -> Learner:
@@ -48,15 +50,17 @@ class Learner:
         Raises PolicyError for a model that cannot be loaded, TrainError when the two differ in architecture.
         """
         device = choose_device(cfg.device)
-        model = _adapted(path, base, cfg, device) if cfg.lora_rank else _whole(path, base, device)
-        reference = _reference(model, base, cfg, device)
+        with fitting(base, cfg, device):
+            model = _adapted(path, base, cfg, device) if cfg.lora_rank else _whole(path, base, device)
+            reference = _reference(model, base, cfg, device)
         if cfg.packing:
             packing.enable(model)
             if reference is not None and reference is not model:
                 packing.enable(reference)
         if cfg.gradient_checkpointing:
             checkpoint_activations(model)
-        return cls(model, reference, make_optimizer(model, cfg), device, cfg.dtype == "bfloat16", cfg.packing)
+        half = cfg.dtype == "bfloat16"
+        return cls(model, reference, make_optimizer(model, cfg), device, half, cfg.packing, base)
 
     @contextmanager
     def frozen_reference(self) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from kpipe.store.records import Sample, StoredTurn, TrainedSample
 from kpipe.train.batch import Scored, batch_hash, score
 from kpipe.train.checks import check_vocabulary
 from kpipe.train.learner import Learner
+from kpipe.train.memory import fitting
 from kpipe.train.metrics import batch_metrics
 from kpipe.train.tally import Stopwatch
 from kpipe.train.update import Learned, Row, TooLarge, Update
@@ -45,7 +46,10 @@ def make_update(
     rows = [row_of(s) for s in scored if s.drop_reason is None]
     update = Update(learner, rows, config, seed=seed, step=step, watch=watch, should_stop=should_stop)
     try:
-        learned = update.run()
+        with fitting(
+            learner.path, config.train, learner.device
+        ):  # the optimizer's state comes with its first step
+            learned = update.run()
     except TooLarge as too:
         raise _too_large(too, step, learner, config) from None
     metrics = {**batch_metrics(scored, turns, step - 1), **learned.metrics}

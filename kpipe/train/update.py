@@ -20,10 +20,8 @@ from torch import Tensor
 from kpipe.config import Config
 from kpipe.train.learner import Learner
 from kpipe.train.loss import correction_weights, grpo_loss, loss_denominator
+from kpipe.train.memory import is_out_of_memory
 from kpipe.train.tally import Stopwatch, Tally
-
-_NO_MEMORY = "can't allocate memory"
-"""How torch words it on the CPU, where it has no exception of its own for it."""
 
 PADDING_LIMIT = 0.1
 """Share of padding in a micro-batch beyond which the next turn starts another one."""
@@ -224,7 +222,7 @@ class Update:
         try:
             yield
         except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and _NO_MEMORY not in str(error):
+            if not is_out_of_memory(error):
                 raise
             raise TooLarge(tokens, self.fitted) from None
         self.fitted = max(self.fitted, tokens)

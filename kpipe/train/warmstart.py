@@ -23,6 +23,7 @@ from kpipe.policy.files import ensure_directory
 from kpipe.store.records import Example
 from kpipe.train import checkpoint
 from kpipe.train.learner import Learner
+from kpipe.train.memory import is_out_of_memory
 from kpipe.train.update import even_parts, micro_batches
 
 RISE = 0.1
@@ -97,7 +98,15 @@ def finetune(
             "Raise --max-tokens, or give shorter examples.",
         )
     learner = Learner.load(model, model, cfg.model_copy(update={"kl_beta": 0.0}))
-    losses = _passes(learner, kept, cfg, epochs, batch_size, random.Random(seed), told)
+    try:
+        losses = _passes(learner, kept, cfg, epochs, batch_size, random.Random(seed), told)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainError(
+            f"The fine-tuning does not fit into the memory of {learner.device}.",
+            "Try --set train.mini_batch_size=1 --set train.gradient_checkpointing=true, or a lower --max-tokens.",
+        ) from None
     digest = ensure_directory(
         to, f"warm start of {model}", lambda path: checkpoint.write_model(path, learner, model)
     )
