@@ -18,12 +18,14 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Step = Annotated[int | None, typer.Option("--step", min=0, help="Policy version; by default the newest.")]
 Merged = Annotated[bool, typer.Option("--merged", help="Put a LoRA adapter into the weights.")]
 COLUMNS = ("step", "reward_mean", "correct_fraction", "speedup_geomean", "kl", "kept", "digest", "path")
+NARROW = 6
+"""Columns of the table, which fit a terminal; JSON has all of them."""
 DIGITS = 12
 
 
 @app.command("list")
 def list_(name: RunName = "default", db: Db = DEFAULT_DB, as_json: Json = False) -> None:
-    """The policy versions of a run, with what the update before each of them saw, and where they lie.
+    """The policy versions of a run, with what the update that made each of them saw, and where they lie.
 
     Example: kpipe policy list --run first
     """
@@ -35,8 +37,13 @@ def list_(name: RunName = "default", db: Db = DEFAULT_DB, as_json: Json = False)
 
     with Database.open(db) as database:
         rows = _rows(database, _run(database, name))
-    form = Format.JSON if as_json else Format.TABLE
-    write(sys.stdout, form, COLUMNS, rows, shutil.get_terminal_size().columns)
+    if as_json:
+        write(sys.stdout, Format.JSON, COLUMNS, rows, 0)
+        return
+    short = [row[:NARROW] for row in rows]
+    write(sys.stdout, Format.TABLE, COLUMNS[:NARROW], short, shutil.get_terminal_size().columns)
+    if rows:
+        typer.echo(f"They lie in {Path(rows[-1][-1]).parent}.")
 
 
 @app.command()

@@ -69,7 +69,9 @@ def test_list_names_every_version_and_what_is_left_of_it(run: Filled) -> None:
     assert [v["kept"] for v in listed] == ["weights", "weights", "weights", "with optimizer"]
     assert listed[0]["reward_mean"] is None
     assert all(isinstance(v["reward_mean"], float) for v in listed[1:])
-    assert "step-000003" in kpipe("policy", "list", *of(run))
+    table = kpipe("policy", "list", *of(run))
+    assert "with optimizer" in table
+    assert str(run.output / run.run.name) in table
 
 
 def test_export_is_a_model_with_a_card_of_its_run(run: Filled, tmp_path: Path) -> None:
