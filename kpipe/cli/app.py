@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from kpipe import __version__
-from kpipe.cli import bench, config, db, doctor, export, loopback, problems, replay, show, sql, stages
+from kpipe.cli import (
+    bench,
+    config,
+    db,
+    doctor,
+    export,
+    loopback,
+    policy,
+    problems,
+    replay,
+    show,
+    sql,
+    stages,
+    warmstart,
+)
 
 app = typer.Typer(
     name="kpipe",
@@ -39,6 +53,7 @@ app.command()(stages.collect)
 app.command()(stages.evaluate)
 app.command()(stages.train)
 app.command()(bench.bench)
+app.command()(warmstart.warmstart)
 app.command()(doctor.doctor)
 app.command()(export.export)
 app.command("import")(export.import_)
@@ -47,6 +62,7 @@ app.command()(loopback.loopback)
 app.add_typer(
     show.app, name="show", help="Show runs, groups, trajectories, turns, queue, workers, best kernels, costs."
 )
+app.add_typer(policy.app, name="policy", help="List, export and publish the policies of a run.")
 app.add_typer(problems.app, name="problems", help="List, show and add problems.")
 app.add_typer(config.app, name="config", help="Show the configuration.")
 app.add_typer(db.app, name="db", help="Create, check, verify, copy and prune the trajectory database.")

@@ -212,6 +212,7 @@ def _validate(tree: dict[str, Any], origin: Mapping[str, str]) -> Config:
         ) from None
     _check_batch(config, origin)
     _check_prompt(config, origin)
+    _check_update(config, origin)
     return config
 
 
@@ -233,4 +234,22 @@ def _check_prompt(config: Config, origin: Mapping[str, str]) -> None:
         raise ConfigError(
             f"policy.prompt = {name!r} ({source}): there is no such template{_near(name, known)}",
             f"Templates: {', '.join(known)}.",
+        )
+
+
+def _check_update(config: Config, origin: Mapping[str, str]) -> None:
+    cfg = config.train
+    if cfg.policy_loss == "dppo_tv" and cfg.proximal != "behaviour":
+        source = origin.get("train.proximal", "default")
+        raise ConfigError(
+            f"train.policy_loss = dppo_tv bounds the distance from the policy that sampled,"
+            f" but train.proximal = {cfg.proximal} ({source}).",
+            "Set train.proximal=behaviour.",
+        )
+    if cfg.correction_floor is not None and cfg.correction_floor > cfg.correction_cap:
+        source = origin.get("train.correction_floor", "default")
+        raise ConfigError(
+            f"train.correction_floor = {cfg.correction_floor} ({source}) is above"
+            f" train.correction_cap = {cfg.correction_cap}.",
+            "Set a floor below the cap, for example 0.5 and 5.",
         )

@@ -186,6 +186,17 @@ class TrainConfig(Section):
     min_group_spread: float = Field(
         1e-6, ge=0, description="groups whose returns differ by no more are dropped"
     )
+    drop_truncated: bool = Field(
+        False,
+        description="leave suggestions that hit max_new_tokens out of the loss, not out of the baseline",
+    )
+    policy_loss: Literal["ppo_clip", "cispo", "dppo_tv"] = Field(
+        "ppo_clip",
+        description="what is clipped: the objective, the weight (CISPO), or the change of probability",
+    )
+    importance_sampling_level: Literal["token", "sequence"] = Field(
+        "token", description="ratio of each token, or of the whole suggestion (GSPO)"
+    )
     clip_low: float = Field(0.2, gt=0, lt=1, description="lower clip of the ratio")
     clip_high: float = Field(0.28, gt=0, description="upper clip of the ratio (clip-higher)")
     dual_clip: float | None = Field(None, gt=1, description="bound on the loss of negative advantages")
@@ -194,17 +205,44 @@ class TrainConfig(Section):
     proximal: Literal["behaviour", "recompute"] = Field(
         "behaviour", description="what the ratio is taken against"
     )
-    off_policy_correction: Literal["none", "token_truncate", "token_mask"] = Field(
-        "token_truncate", description="how a sampler that differs from the trainer is corrected for"
+    reference: str = Field(
+        "", description="directory or hub id of the policy that KL holds to; empty means policy version 0"
     )
+    off_policy_correction: Literal[
+        "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_geo_mask"
+    ] = Field("token_truncate", description="how a sampler that differs from the trainer is corrected for")
     correction_cap: float = Field(2.0, gt=0, description="cap of the correction weight")
+    correction_floor: float | None = Field(
+        None, gt=0, description="masks drop what lies below; empty means 1 / correction_cap"
+    )
     loss_aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = Field(
         "token_mean", description="how token losses become one number"
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and arithmetic")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1 ...")
     threads: int = Field(0, ge=0, description="CPU threads; 0 means all that the process may use")
+    packing: bool = Field(
+        False, description="turns one behind the other without padding, told apart by their positions"
+    )
+    max_tokens_per_micro_batch: int = Field(
+        0, ge=0, description="tokens in one forward and backward pass; 0 means mini_batch_size turns"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass: less memory, a third more work"
+    )
+    lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters; 0 trains all parameters")
+    lora_alpha: float = Field(32.0, gt=0, description="LoRA scale: the adapter counts alpha / rank times")
+    lora_targets: tuple[str, ...] = Field(
+        (), description="names of the layers that get an adapter; empty means all linear ones"
+    )
     keep_last: int = Field(3, ge=1, description="checkpoints with optimizer state that are kept")
+    keep_every: int = Field(10, ge=0, description="weights of every so many updates are kept; 0 means none")
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
+        (), description="where metrics are written to as well, under the run's directory"
+    )
+    peak_tflops: float = Field(
+        0.0, ge=0, description="what MFU is measured against; 0 means the known figure of the device"
+    )
 
 
 class Config(Section):

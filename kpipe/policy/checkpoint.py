@@ -11,6 +11,7 @@ import transformers
 from safetensors import SafetensorError
 
 from kpipe.errors import PolicyError
+from kpipe.policy import lora
 from kpipe.policy.files import PATTERNS
 from kpipe.policy.logprobs import head_is_plain
 
@@ -53,7 +54,13 @@ def choose_device(device: str) -> torch.device:
 
 
 def read_model(path: Path, dtype: str, device: torch.device | str = "cpu") -> Any:
-    """The causal language model at `path`, in evaluation mode. Raises PolicyError."""
+    """The causal language model at `path`, in evaluation mode; an adapter is merged into its weights.
+
+    Raises PolicyError.
+    """
+    if lora.is_adapter(path):
+        base = locate(lora.base_path(path))
+        return lora.load(read_model(base, dtype, device), path, trainable=False).merge_and_unload().eval()
     if not (path / "config.json").is_file():
         raise PolicyError(f"{path} holds no checkpoint: there is no config.json.", "Check the path.")
     if not list(path.glob("*.safetensors")):

@@ -7,6 +7,7 @@ float32 logits of a whole batch would be gigabytes with a real vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kpipe.errors import PolicyError
+from kpipe.policy.packing import base_of, packed_inputs
 
 LOGITS_PER_CHUNK = 1 << 26
 """Float32 logits that exist at one time: 256 MiB."""
@@ -27,16 +29,17 @@ def completion_logprobs(
     *,
     entropy: bool = False,
     chunk: int | None = None,
+    packed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Log-probabilities of B completions, each after its own prompt, differentiable in the parameters.
 
-    `chunk` is the number of tokens whose logits exist together; by default LOGITS_PER_CHUNK decides.
+    `packed` needs a model that `packing.enable` has prepared; nothing is padded then. `chunk` is the number of tokens whose logits exist together; by default LOGITS_PER_CHUNK decides.
     Returns float32 log-probs [B, T], a bool mask [B, T] that is true on the tokens of the completions
     (T = the longest one; log-probs are 0 elsewhere), and the entropies in nats [B, T], or None.
     """
     device = model.device
     sizes = [len(c) for c in completion_ids]
-    hidden = _predicting_states(model, prompt_ids, completion_ids)
+    hidden = _predicting_states(model, prompt_ids, completion_ids, packed=packed)
     targets = torch.tensor([t for c in completion_ids for t in c], dtype=torch.long, device=device)
     head = model.get_output_embeddings()
     rows = chunk or max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -66,23 +69,34 @@ def head_is_plain(model: Any) -> bool:
 
 
 def _predicting_states(
-    model: Any, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]
+    model: Any,
+    prompt_ids: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    *,
+    packed: bool,
 ) -> Tensor:
     """Last hidden states [N, H] at the N positions that predict a completion token, row after row.
 
     Rows are padded on the right, behind everything that a causal model looks at: no attention mask is needed.
+    Packed, they are one sequence, in which `kpipe.policy.packing` keeps them apart.
     """
     rows = [[*p, *c] for p, c in zip(prompt_ids, completion_ids, strict=True)]
     if not rows or not all(prompt_ids) or not all(completion_ids):
         raise PolicyError("A log-probability needs a prompt and a completion.", "Leave empty samples out.")
     longest = max(map(len, rows))
-    padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
+    if packed:
+        starts = [0, *accumulate(map(len, rows[:-1]))]
+        inputs = packed_inputs(rows, model.device)
+    else:
+        starts = [r * longest for r in range(len(rows))]
+        padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
+        inputs = {"input_ids": padded}
     flat = [
-        r * longest + at
-        for r, (p, c) in enumerate(zip(prompt_ids, completion_ids, strict=True))
+        start + at
+        for start, p, c in zip(starts, prompt_ids, completion_ids, strict=True)
         for at in range(len(p) - 1, len(p) + len(c) - 1)
     ]
-    states: Tensor = _decoder(model)(input_ids=padded, use_cache=False).last_hidden_state
+    states: Tensor = _decoder(model)(**inputs, use_cache=False).last_hidden_state
     return states.flatten(0, 1).index_select(0, torch.tensor(flat, device=model.device))
 
 
@@ -104,5 +118,4 @@ def _spread(values: Tensor, mask: Tensor) -> Tensor:
 
 def _decoder(model: Any) -> Any:
     """The model without its output embedding; adapters of peft live inside its modules."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return base.get_decoder()
+    return base_of(model).get_decoder()

@@ -17,7 +17,15 @@ from kpipe.store.records import TrainedSample
 FIRST = ("learning_rate", "loss", "policy_loss", "kl", "grad_norm")
 """Metrics in the order in which a person looks at them; the others follow by name."""
 
-_MEASURED = ("seconds", "tokens_per_second", "peak_memory_mib", "environment", "tokens_trained")
+_MEASURED = (
+    "seconds",
+    "tokens_per_second",
+    "tokens_trained",
+    "tokens_forwarded",
+    "mfu",
+    "peak_memory_mib",
+    "environment",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import torch
 from kpipe import __version__
 from kpipe.config import Config, from_json
 from kpipe.errors import UsageError
-from kpipe.policy.checkpoint import read_model
 from kpipe.policy.files import digest
 from kpipe.replay.compare import (
     Difference,
@@ -168,8 +167,7 @@ class Retraining:
 
 
 def _parameters(learner: Learner, version: PolicyVersion) -> Iterator[Difference]:
-    stored = read_model(Path(version.path), "float32")
-    return tensor_differences(dict(stored.named_parameters()), dict(learner.model.named_parameters()))
+    return tensor_differences(checkpoint.stored_parameters(Path(version.path)), learner.trained())
 
 
 def _check_start(

@@ -19,6 +19,12 @@ from kpipe.store.records import Run
 CHANGEABLE = (
     "train.max_steps",
     "train.keep_last",
+    "train.keep_every",
+    "train.sinks",
+    "train.peak_tflops",
+    "train.packing",
+    "train.max_tokens_per_micro_batch",
+    "train.gradient_checkpointing",
     "train.threads",
     "train.device",
     "policy.batch_size",

@@ -63,7 +63,7 @@ def progress(conn: sa.Connection, run_id: int) -> dict[str, Any]:
     bests = best_speedups_by_step(conn, run_id, step).get(step)
     return {
         **{f"groups_{state}": groups[state] for state in ("open", "complete", "failed")},
-        "turns": conn.execute(_TURNS, {"run_id": run_id}).scalar_one(),
+        "turns": settled_turns(conn, run_id),
         **{"queued": 0, "running": 0, "done": 0, "failed": 0},
         **dict(fetch(conn, _EVALUATIONS, run_id=run_id)),
         "step": step,
@@ -74,6 +74,11 @@ def progress(conn: sa.Connection, run_id: int) -> dict[str, Any]:
         "best": {k.problem: k.speedup for k in best_kernels(conn, run_id)},
         "coder_usd": rollouts.call_usd(conn, run_id),
     }
+
+
+def settled_turns(conn: sa.Connection, run_id: int) -> int:
+    """Turns of the run that have a reward or a fault."""
+    return int(conn.execute(_TURNS, {"run_id": run_id}).scalar_one())
 
 
 def rewards_by_step(conn: sa.Connection, run_id: int) -> dict[int, list[float]]:

@@ -219,6 +219,15 @@ class TrainedSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt and a suggestion that was worth `value` (an advantage or a speedup)."""
+
+    prompt: str
+    suggestion: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class TrainStep:
     """A committed update, as its trainer recorded it."""
 

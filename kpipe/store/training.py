@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,6 +28,7 @@ from kpipe.store.sql import add_if_new, fetch, word
 from kpipe.store.tokens import decode
 
 STALE = "stale"
+ALARM = "alarm"
 _NOT_STALE = sa.or_(train_sample.c.drop_reason.is_(None), train_sample.c.drop_reason != STALE)
 
 _SAMPLES = (
@@ -88,11 +90,12 @@ def commit_step(
     metrics: Mapping[str, Any],
     samples: Sequence[TrainedSample],
     stale_groups: Sequence[int] = (),
+    alarms: Mapping[str, str] = MappingProxyType({}),
 ) -> PolicyVersion:
     """Everything that update `step` changed, at once: the step, what became of each sample, the new version.
 
     `checkpoint` is (path, digest) and must lie in its final place. Turns of `stale_groups` are consumed as
-    dropped. Raises StoreError unless the step is the next one and its turns are new.
+    dropped. `alarms` go into the journal, sentence by name. Raises StoreError unless the step is the next one and its turns are new.
     """
     newest = policies.latest(conn, run_id)
     if newest is None or newest.step != step - 1:
@@ -113,6 +116,8 @@ def commit_step(
         ) from None
     detail = {"samples": len(samples), "stale_groups": list(stale_groups), "policy": version_id}
     events.log(conn, "step_committed", "run", run_id, "train", {"step": step, **detail})
+    for name, message in alarms.items():
+        events.log(conn, ALARM, "run", run_id, "train", {"step": step, "alarm": name, "message": message})
     return PolicyVersion(version_id, run_id, step, path, digest)
 
 
@@ -120,6 +125,13 @@ def steps(conn: sa.Connection, run_id: int) -> list[tuple[int, dict[str, Any]]]:
     """(step, metrics) of every committed update, in order."""
     query = sa.select(train_step.c.step, train_step.c.metrics).where(train_step.c.run_id == run_id)
     return [(step, metrics) for step, metrics in conn.execute(query.order_by(train_step.c.step))]
+
+
+def metrics_of(conn: sa.Connection, run_id: int, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Metrics by step of those of the `wanted` updates that are committed."""
+    query = sa.select(train_step.c.step, train_step.c.metrics)
+    rows = fetch(conn, query.where(train_step.c.run_id == run_id, train_step.c.step.in_(wanted)))
+    return dict(rows)
 
 
 def committed(conn: sa.Connection, run_id: int) -> list[TrainStep]:

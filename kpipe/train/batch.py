@@ -2,8 +2,9 @@
 
 A sample is one turn. Drop reasons: `infra` (no return: the reward of this or a later turn of the
 trajectory is unknown, or nothing was said), `singleton` (nobody to compare with), `zero_spread` (all
-returns that it is compared with are the same). A suggestion cut at the length limit is not dropped:
-the coder read what there was of it, so its reward is real and rambling has to be able to cost.
+returns that it is compared with are the same), `truncated` (only with `drop_truncated`). By default a
+suggestion cut at the length limit is not dropped: the coder read what there was of it, so its reward is
+real and rambling has to be able to cost. Where it is dropped, the others are still compared with it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def score(groups: Sequence[Sequence[Sample]], cfg: TrainConfig) -> list[Scored]:
     returns = _returns(samples, cfg.gamma)
     keys = [_key(s, cfg) for s in samples]
     reasons = _drop_reasons(returns, keys, cfg.min_group_spread)
+    if cfg.drop_truncated:
+        reasons = [r or _truncated(s) for s, r in zip(samples, reasons, strict=True)]
     values = advantages(returns, keys, estimator=cfg.advantage, scale=cfg.scale_rewards)
     return [
         Scored(sample, g, None if reason else a, reason)
@@ -71,6 +74,10 @@ def _returns(samples: Sequence[Sample], gamma: float) -> list[float | None]:
 def _key(sample: Sample, cfg: TrainConfig) -> Hashable:
     """What a sample is compared with: its group, or the same turn of its group."""
     return (sample.group_id, sample.turn_ordinal) if cfg.group_by == "problem_turn" else sample.group_id
+
+
+def _truncated(sample: Sample) -> str | None:
+    return "truncated" if sample.tokens.finish_reason == "length" else None
 
 
 def _drop_reasons(

@@ -1,7 +1,7 @@
 """What is in a checkpoint, and whether it is still what was committed.
 
-A checkpoint is a transformers directory (safetensors weights in float32, configuration, tokenizer) with
-two additions: `trainer_state.json`, and `trainer/optimizer.safetensors` while the checkpoint is recent.
+A checkpoint is a transformers directory (safetensors weights in float32, configuration, tokenizer), or a
+peft one with LoRA, with two additions: `trainer_state.json`, and `trainer/optimizer.safetensors` while the checkpoint is recent.
 The digest that the store keeps covers the former, which holds the digest of the latter. Nothing is
 pickled. There is no random state to keep: everything random is derived from the run's seed and the step.
 """
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from kpipe.config import TrainConfig
 from kpipe.errors import TrainError
+from kpipe.policy import lora
+from kpipe.policy.checkpoint import read_model
 from kpipe.policy.files import checkpoint_files, digest
 from kpipe.store.records import PolicyVersion
 from kpipe.train.folder import OPTIMIZER_DIR
@@ -30,7 +32,13 @@ STATE_FILE = "trainer_state.json"
 OPTIMIZER_FILE = f"{OPTIMIZER_DIR}/optimizer.safetensors"
 
 # What save_pretrained() writes anew; every other file of a checkpoint is the tokenizer's.
-_OF_THE_MODEL = {"config.json", "generation_config.json", "model.safetensors.index.json", STATE_FILE}
+_OF_THE_MODEL = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    lora.CONFIG,
+    STATE_FILE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +57,22 @@ def write(path: Path, learner: Learner, tokenizer_from: Path, state: TrainerStat
 
     Raises OSError and SafetensorError when the disk does not take it.
     """
-    learner.model.save_pretrained(path)
-    for file in checkpoint_files(tokenizer_from):
-        if file.suffix != ".safetensors" and file.name not in _OF_THE_MODEL:
-            shutil.copyfile(file, path / file.name)
+    write_model(path, learner, tokenizer_from)
     (path / OPTIMIZER_DIR).mkdir()
     save_file(_optimizer_tensors(learner), path / OPTIMIZER_FILE)
     complete = replace(state, optimizer_sha256=_sha256(path / OPTIMIZER_FILE))
     (path / STATE_FILE).write_text(json.dumps(asdict(complete), indent=2) + "\n", encoding="utf-8")
+
+
+def write_model(path: Path, learner: Learner, tokenizer_from: Path) -> None:
+    """What a sampler needs of a checkpoint: weights or adapter, and the tokenizer."""
+    if lora.is_adapted(learner.model):
+        lora.save(learner.model, path)
+    else:
+        learner.model.save_pretrained(path)
+    for file in checkpoint_files(tokenizer_from):
+        if file.suffix != ".safetensors" and file.name not in _OF_THE_MODEL:
+            shutil.copyfile(file, path / file.name)
 
 
 def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
@@ -64,8 +80,17 @@ def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
 
     It names the newest of the other `versions` that still is.
     """
-    if not (found := damage(version)):
-        return
+    if found := damage(version):
+        raise _damaged(version, versions, found)
+
+
+def verify_weights(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
+    """The same for who needs no optimizer state. Raises TrainError."""
+    if found := weights_damage(version):
+        raise _damaged(version, versions, found)
+
+
+def _damaged(version: PolicyVersion, versions: Sequence[PolicyVersion], found: str) -> TrainError:
     earlier = sorted((v for v in versions if v.step < version.step), key=lambda v: -v.step)
     intact = next((v for v in earlier if not weights_damage(v)), None)
     fix = "Restore that directory from a backup"
@@ -74,7 +99,7 @@ def verify(version: PolicyVersion, versions: Sequence[PolicyVersion]) -> None:
             f", or start a new run from the newest checkpoint that is intact: kpipe run --run NAME"
             f" --set policy.kind=local --set policy.model={intact.path}"
         )
-    raise TrainError(
+    return TrainError(
         f"The checkpoint of update {version.step}, {version.path}, is damaged: {found}.", f"{fix}."
     )
 
@@ -83,12 +108,19 @@ def resume(version: PolicyVersion, versions: Sequence[PolicyVersion], cfg: Train
     """The learner as it was after update `version.step`; checked before it is loaded. Raises KpipeError."""
     base = next(v for v in versions if v.step == 0)
     verify(version, versions)
-    if cfg.kl_beta > 0:
+    if cfg.lora_rank or (cfg.kl_beta > 0 and not cfg.reference):
         verify(base, versions)
     learner = Learner.load(Path(version.path), Path(base.path), cfg)
     if version.step > 0:
         restore_optimizer(learner, Path(version.path))
     return learner
+
+
+def stored_parameters(path: Path) -> dict[str, Tensor]:
+    """What `Learner.trained` was when the checkpoint `path` was written. Raises PolicyError."""
+    if lora.is_adapter(path):
+        return lora.stored_tensors(path)
+    return dict(read_model(path, "float32").named_parameters())
 
 
 def restore_optimizer(learner: Learner, path: Path) -> None:

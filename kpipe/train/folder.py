@@ -16,9 +16,6 @@ from pathlib import Path
 
 from kpipe.errors import TrainError
 
-KEPT_EVERY = 10
-"""The weights of every so many updates are kept for good."""
-
 OPTIMIZER_DIR = "trainer"
 """In a checkpoint: what only the trainer needs."""
 
@@ -89,13 +86,16 @@ class CheckpointFolder:
             _remove(leftover)
         return foreign
 
-    def prune(self, steps: Collection[int], *, latest: int, optimizers: int, weights: int) -> None:
-        """Of the committed `steps`, keep the last `weights`, step 0 and every KEPT_EVERY-th; and the
-        optimizer state of the last `optimizers` only.
+    def prune(
+        self, steps: Collection[int], *, latest: int, optimizers: int, weights: int, every: int
+    ) -> None:
+        """Of the committed `steps`, keep the last `weights`, step 0 and every so many (0: no others); and
+        the optimizer state of the last `optimizers` only.
         """
         for step in steps:
             path, age = self.path(step), latest - step
-            if step % KEPT_EVERY and age >= weights:
+            kept = step == 0 or (every > 0 and step % every == 0)
+            if not kept and age >= weights:
                 _remove(path)
             elif age >= optimizers:
                 _remove(path / OPTIMIZER_DIR)

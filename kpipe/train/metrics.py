@@ -15,6 +15,9 @@ from kpipe.train.batch import Scored
 FAST = 1.0
 """A kernel counts for `fast_1` when its speedup is greater than this."""
 
+PHRASE = 4
+"""Tokens that count as said twice when they come again in the same order."""
+
 
 def batch_metrics(scored: Sequence[Scored], turns: Sequence[StoredTurn], trainer_step: int) -> dict[str, Any]:
     """Rewards, drops, staleness and lengths of the samples; outcomes of their `turns`."""
@@ -75,7 +78,14 @@ def _lengths(scored: Sequence[Scored]) -> dict[str, Any]:
         "completion_tokens_mean": fmean(said),
         "completion_tokens_max": max(said),
         "truncated_fraction": fmean(s.sample.tokens.finish_reason == "length" for s in scored),
+        "repetition_mean": fmean(repetition(s.sample.tokens.completion) for s in scored),
     }
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """Share of the runs of PHRASE tokens that were there before, 0 to 1."""
+    runs = [tuple(tokens[i : i + PHRASE]) for i in range(len(tokens) - PHRASE + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def _outcomes(turns: Sequence[StoredTurn]) -> dict[str, Any]:

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from kpipe.config import Config
 from kpipe.errors import TrainError
 from kpipe.store import rollouts
 from kpipe.store.records import Sample, StoredTurn, TrainedSample
 from kpipe.train.batch import Scored, batch_hash, score
+from kpipe.train.checks import check_vocabulary
 from kpipe.train.learner import Learner
+from kpipe.train.memory import fitting
 from kpipe.train.metrics import batch_metrics
 from kpipe.train.tally import Stopwatch
-from kpipe.train.update import Learned, Row, Update
+from kpipe.train.update import Learned, Row, TooLarge, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,33 @@ def make_update(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Made:
     """Move the learner by update `step`; `turns` are those of the groups. Raises Stopped, TrainError."""
+    check_vocabulary(groups, learner.model)
     scored = score(groups, config.train)
     rows = [row_of(s) for s in scored if s.drop_reason is None]
     update = Update(learner, rows, config, seed=seed, step=step, watch=watch, should_stop=should_stop)
     try:
-        learned = update.run()
-    except torch.OutOfMemoryError:
-        raise TrainError(
-            f"Update {step} does not fit into the memory of {learner.device}.",
-            "Start a run with a smaller train.mini_batch_size and as many more"
-            " train.gradient_accumulation_steps: the result is the same.",
-        ) from None
+        with fitting(
+            learner.path, config.train, learner.device
+        ):  # the optimizer's state comes with its first step
+            learned = update.run()
+    except TooLarge as too:
+        raise _too_large(too, step, learner, config) from None
     metrics = {**batch_metrics(scored, turns, step - 1), **learned.metrics}
     hashed = batch_hash(s.sample for s in scored)
     return Made(trained_samples(scored, learned.weights), hashed, metrics, learned)
+
+
+def _too_large(too: TooLarge, step: int, learner: Learner, config: Config) -> TrainError:
+    """What would fit, as far as this update has shown."""
+    fits = f"; one of {too.fitted:,} did" if too.fitted else ""
+    budget = too.fitted or too.tokens // 2
+    more = "" if config.train.gradient_checkpointing else " --set train.gradient_checkpointing=true"
+    return TrainError(
+        f"Update {step} does not fit into the memory of {learner.device}:"
+        f" {too.tokens:,} tokens in one pass did not{fits}. Nothing was consumed.",
+        f"Go on with `kpipe run --set train.max_tokens_per_micro_batch={budget}{more}`"
+        " and the run's other options: the result is the same up to rounding.",
+    )
 
 
 def turns_of(conn: Any, groups: Sequence[Sequence[Sample]]) -> list[StoredTurn]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kpipe.config import TrainConfig
-from kpipe.train.loss import Loss, kl_penalty
+from kpipe.train.loss import Loss, kl_penalty, log_ratios, outside
 
 KIB_PER_MIB = 1024
 
@@ -44,7 +44,8 @@ class Tally:
         self.tops: dict[str, Tensor] = {}
         self.grad_norms: list[float] = []
         self.skipped = 0
-        self.tokens_forwarded = 0
+        self.tokens_trained = 0
+        self.tokens_frozen = 0
 
     def loss(self, loss: Loss) -> None:
         self._add("loss", loss.total.detach())
@@ -60,15 +61,15 @@ class Tally:
         cfg: TrainConfig,
     ) -> None:
         """Ratio, clipping and divergence of the tokens of one micro-batch."""
-        log_ratio = (logp_BT - prox_BT)[mask_BT]
-        advantage = advantage_B[:, None].expand_as(mask_BT)[mask_BT]
-        ratio = log_ratio.exp()
+        log_ratio_BT = log_ratios(logp_BT, prox_BT, mask_BT, cfg.importance_sampling_level)
+        low_BT, high_BT = outside(log_ratio_BT, logp_BT, prox_BT, advantage_B, cfg)
+        ratio = log_ratio_BT[mask_BT].exp()
         self._add("tokens", mask_BT.sum())
         self._add("ratio", ratio.sum())
         self._top("ratio_max", ratio.max())
-        self._add("clipped_low", ((ratio < 1 - cfg.clip_low) & (advantage < 0)).sum())
-        self._add("clipped_high", ((ratio > 1 + cfg.clip_high) & (advantage > 0)).sum())
-        self._add("approx_kl", kl_penalty(log_ratio, "k3").sum())
+        self._add("clipped_low", (low_BT & mask_BT).sum())
+        self._add("clipped_high", (high_BT & mask_BT).sum())
+        self._add("approx_kl", kl_penalty((logp_BT - prox_BT)[mask_BT], "k3").sum())
         if ref_BT is not None:
             self._add("kl", kl_penalty((ref_BT - logp_BT)[mask_BT], cfg.kl_estimator).sum())
 
@@ -76,17 +77,18 @@ class Tally:
         self._add("entropy", entropy_BT[mask_BT].sum())
         self._add("entropy_tokens", mask_BT.sum())
 
-    def mismatch(self, start: Tensor, behaviour: Tensor) -> None:
-        """How far the policy at the start of the update is from those that sampled; both [N] log-probs."""
+    def mismatch(self, start: Tensor, behaviour: Tensor, cap: float) -> None:
+        """How far the policy at the start of the update is from those that sampled; both [N] log-probs.
+
+        Ratios over `cap` are those that a truncating correction cuts.
+        """
         ratio = (start - behaviour).exp()
+        self._add("mismatch_over_cap", (ratio > cap).sum())
         self._add("mismatch_tokens", torch.tensor(len(ratio)))
         self._add("mismatch_k3", kl_penalty(start - behaviour, "k3").sum())
         self._add("mismatch_ratio", ratio.sum())
         self._add("mismatch_square", (ratio.double() ** 2).sum())
         self._top("mismatch_ratio_max", ratio.max())
-
-    def forwarded(self, tokens: int) -> None:
-        self.tokens_forwarded += tokens
 
     def optimizer_step(self, grad_norm: float | None) -> None:
         """None is a step that was skipped because its gradient was not finite."""
@@ -115,7 +117,9 @@ class Tally:
             "ratio_mean": mean("ratio"),
             "ratio_max": self._highest("ratio_max"),
             "mismatch_k3": mean("mismatch_k3", "mismatch_tokens"),
+            "mismatch_ratio_mean": mean("mismatch_ratio", "mismatch_tokens"),
             "mismatch_ratio_max": self._highest("mismatch_ratio_max"),
+            "mismatch_truncated_fraction": mean("mismatch_over_cap", "mismatch_tokens"),
             "mismatch_ess": sums["mismatch_ratio"] ** 2 / (counted * square) if square else 0.0,
             "grad_norm": sum(self.grad_norms) / max(1, len(self.grad_norms)),
             "optimizer_steps": len(self.grad_norms),

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,10 +31,13 @@ from kpipe.store import policies, runs, training, workers
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion, Run, Sample
 from kpipe.train import checkpoint
+from kpipe.train.alarms import EARLY, alarms
 from kpipe.train.checkpoint import TrainerState
+from kpipe.train.checks import TokenizerCheck
 from kpipe.train.folder import CheckpointFolder
 from kpipe.train.learner import Learner
 from kpipe.train.report import cost, environment, step_line
+from kpipe.train.sinks import Sinks
 from kpipe.train.step import make_update, turns_of
 from kpipe.train.tally import Stopwatch
 from kpipe.train.update import Stopped
@@ -101,6 +104,7 @@ class Trainer:
         self.stop = stop
         here = (socket.gethostname(), os.getpid(), config.train.device)
         self.worker = db.write(workers.register, "train", *here)
+        self.check_tokenizer = TokenizerCheck()
         self._last_beat = 0.0
 
     def run_to_end(self) -> None:
@@ -115,11 +119,14 @@ class Trainer:
 
     def _train_from(self, latest: PolicyVersion) -> PolicyVersion:
         learner = self._resume(latest)
-        while latest.step < self.config.train.max_steps:
-            watch = Stopwatch(learner.device)
-            with watch("wait"):
-                groups = self.wait_for_groups(latest.step)
-            latest = self._update(learner, groups, latest, watch)
+        history = self.db.read(training.committed, self.run.id) if self.config.train.sinks else []
+        with closing(Sinks(self.config.train.sinks, self.folder.root, self.run, history)) as sinks:
+            while latest.step < self.config.train.max_steps:
+                watch = Stopwatch(learner.device)
+                with watch("wait"):
+                    groups = self.wait_for_groups(latest.step)
+                latest, metrics = self._update(learner, groups, latest, watch)
+                sinks.write(latest.step, metrics)
         return latest
 
     def _wait_for_base(self) -> PolicyVersion:
@@ -158,14 +165,19 @@ class Trainer:
 
     def _update(
         self, learner: Learner, groups: Sequence[Sequence[Sample]], latest: PolicyVersion, watch: Stopwatch
-    ) -> PolicyVersion:
-        """Learn, write the checkpoint, commit. Raises Stopped before anything is written, or KpipeError."""
+    ) -> tuple[PolicyVersion, dict[str, Any]]:
+        """Learn, write the checkpoint, commit. Raises Stopped before anything is written, or KpipeError.
+
+        Returns the new version and the metrics of the update.
+        """
         step = latest.step + 1
         self._beat(f"update {step}")
+        turns = self.db.read(turns_of, groups)
+        self.check_tokenizer(groups, turns, Path(latest.path))
         made = make_update(
             learner,
             groups,
-            self.db.read(turns_of, groups),
+            turns,
             self.config,
             seed=self.run.seed,
             step=step,
@@ -175,9 +187,10 @@ class Trainer:
         path, digest = self._save(learner, Path(latest.path), step, watch)
         metrics = {
             **made.metrics,
-            **cost(made.learned, watch),
+            **cost(made.learned, watch, learner, self.config.train),
             "environment": environment(self.config, learner.device),
         }
+        raised = self._alarms(step, metrics)
         version = self.db.write(
             training.commit_step,
             self.run.id,
@@ -188,10 +201,22 @@ class Trainer:
             metrics,
             made.samples,
             self.stale_groups(latest.step),
+            raised,
         )
         log.info(step_line(step, self.config.train.max_steps, metrics))
+        for message in raised.values():
+            log.warning("update %d: %s", step, message)
         self._prune(step)
-        return version
+        return version, metrics
+
+    def _alarms(self, step: int, metrics: dict[str, Any]) -> dict[str, str]:
+        """Those that were silent at the update before; `metrics` get the names of all."""
+        early = range(1, min(EARLY + 1, step))
+        known = self.db.read(training.metrics_of, self.run.id, [*early, step - 1])
+        found = alarms(metrics, [known[s] for s in early])
+        metrics["alarms"] = sorted(found)
+        before = known.get(step - 1, {}).get("alarms", [])
+        return {name: message for name, message in found.items() if name not in before}
 
     def _save(self, learner: Learner, tokenizer_from: Path, step: int, watch: Stopwatch) -> tuple[Path, str]:
         """The finished checkpoint of `step` and its digest. Raises TrainError."""
@@ -219,4 +244,5 @@ class Trainer:
         optimizers = self.config.train.keep_last
         weights = max(optimizers, self.config.collect.max_off_policy_steps + FEWEST_WEIGHTS)
         steps = [v.step for v in self.db.read(policies.list_, self.run.id)]
-        self.folder.prune(steps, latest=latest, optimizers=optimizers, weights=weights)
+        every = self.config.train.keep_every
+        self.folder.prune(steps, latest=latest, optimizers=optimizers, weights=weights, every=every)

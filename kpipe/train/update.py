@@ -9,7 +9,8 @@ loss is known before that, so the cut does not change the gradient. `_T` and `_B
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from kpipe.config import Config
 from kpipe.train.learner import Learner
 from kpipe.train.loss import correction_weights, grpo_loss, loss_denominator
+from kpipe.train.memory import is_out_of_memory
 from kpipe.train.tally import Stopwatch, Tally
 
 PADDING_LIMIT = 0.1
@@ -27,6 +29,14 @@ PADDING_LIMIT = 0.1
 
 class Stopped(Exception):
     """Somebody asked to stop; the update is abandoned and nothing of it is kept."""
+
+
+class TooLarge(Exception):
+    """A micro-batch of `tokens` did not fit into the memory; the largest that did has `fitted`, 0 for none."""
+
+    def __init__(self, tokens: int, fitted: int) -> None:
+        super().__init__(tokens, fitted)
+        self.tokens, self.fitted = tokens, fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +60,14 @@ class Constants(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`metrics` of the update; mean correction weight of each row; tokens (all passes)."""
+    """`metrics` of the update; mean correction weight of each row; tokens through forward and backward (all
+    passes), and through a forward pass alone (proximal policy, reference).
+    """
 
     metrics: dict[str, float]
     weights: list[float]
     tokens: int
+    tokens_frozen: int = 0
 
 
 class Update:
@@ -82,18 +95,21 @@ class Update:
         self.should_stop = should_stop
         self.tally = Tally(learner.device)
         self.constants: list[Constants] = []
+        self.fitted = 0
 
     def run(self) -> Learned:
-        """Raises Stopped; then the learner's parameters are neither the old nor the new ones."""
+        """Raises Stopped, TooLarge; then the learner's parameters are neither the old nor the new ones."""
         rate = self.learner.set_learning_rate(self.cfg, self.step)
         self.constants = self._constants()
+        self.fitted = 0  # a forward pass alone says little about one with a backward pass
         for epoch in range(self.cfg.ppo_epochs):
             order = list(range(len(self.rows)))
             random.Random(f"{self.seed}/{self.step}/{epoch}").shuffle(order)
             for i, chosen in enumerate(even_parts(order, self._turns_per_optimizer_step)):
                 self._optimizer_step(chosen, first_pass=epoch == 0, untouched=epoch == i == 0)
         weights = [c.weight_T.mean().item() for c in self.constants]
-        return Learned({"learning_rate": rate, **self.tally.metrics()}, weights, self.tally.tokens_forwarded)
+        metrics = {"learning_rate": rate, **self.tally.metrics()}
+        return Learned(metrics, weights, self.tally.tokens_trained, self.tally.tokens_frozen)
 
     @property
     def _turns_per_optimizer_step(self) -> int:
@@ -107,11 +123,11 @@ class Update:
             with self.watch("prox"):
                 proximal = self._frozen_logprobs(self.learner.model)
             if self.rows:
-                self.tally.mismatch(torch.cat(list(proximal)), torch.cat(behaviours))
+                self.tally.mismatch(torch.cat(list(proximal)), torch.cat(behaviours), cfg.correction_cap)
         references: Sequence[Tensor | None] = [None] * len(self.rows)
         if self.learner.reference is not None:
-            with self.watch("ref"):
-                references = self._frozen_logprobs(self.learner.reference)
+            with self.watch("ref"), self.learner.frozen_reference() as reference:
+                references = self._frozen_logprobs(reference)
         return [
             Constants(behaviour, prox, self._weights(prox, behaviour), ref)
             for behaviour, prox, ref in zip(behaviours, proximal, references, strict=True)
@@ -119,8 +135,9 @@ class Update:
 
     def _weights(self, prox_T: Tensor, behaviour_T: Tensor) -> Tensor:
         everything = torch.ones_like(prox_T, dtype=torch.bool)
-        mode, cap = self.cfg.off_policy_correction, self.cfg.correction_cap
-        return correction_weights(prox_T, behaviour_T, everything, mode, cap)
+        cfg = self.cfg
+        how = (cfg.off_policy_correction, cfg.correction_cap, cfg.correction_floor)
+        return correction_weights(prox_T, behaviour_T, everything, *how)
 
     @torch.no_grad()
     def _frozen_logprobs(self, model: torch.nn.Module) -> list[Tensor]:
@@ -128,7 +145,9 @@ class Update:
         out: list[Tensor] = [torch.empty(0)] * len(self.rows)
         for part in self._micro_batches(range(len(self.rows))):
             self._stop_if_asked()
-            logp_BT, mask_BT, _ = self._logprobs(model, part, entropy=False)
+            with self._in_memory(part):
+                logp_BT, mask_BT, _ = self._logprobs(model, part, entropy=False)
+            self.tally.tokens_frozen += self._tokens(part)
             for i, logp_T, mask_T in zip(part, logp_BT, mask_BT, strict=True):
                 out[i] = logp_T[mask_T]
         return out
@@ -143,7 +162,8 @@ class Update:
         with self.watch("fwd_bwd"):
             for part in self._micro_batches(useful):
                 self._stop_if_asked()
-                self._forward_backward(part, denominator, entropy=first_pass, untouched=untouched)
+                with self._in_memory(part):
+                    self._forward_backward(part, denominator, entropy=first_pass, untouched=untouched)
         with self.watch("optim"):
             self.tally.optimizer_step(self.learner.step(self.cfg.max_grad_norm))
 
@@ -170,11 +190,12 @@ class Update:
         with torch.no_grad():
             self.tally.loss(loss)
             self.tally.tokens(logp_BT, prox_BT, ref_BT, advantage_B, mask_BT, self.cfg)
-            self.tally.forwarded(sum(len(self.rows[i].prompt) + len(self.rows[i].completion) for i in part))
+            self.tally.tokens_trained += self._tokens(part)
             if entropy_BT is not None:
                 self.tally.entropy(entropy_BT, mask_BT)
             if untouched and self.cfg.proximal == "behaviour":
-                self.tally.mismatch(logp_BT[mask_BT], torch.cat([c.behaviour_T for c in constants]))
+                behaviour = torch.cat([c.behaviour_T for c in constants])
+                self.tally.mismatch(logp_BT[mask_BT], behaviour, self.cfg.correction_cap)
 
     def _logprobs(
         self, model: torch.nn.Module, part: Sequence[int], *, entropy: bool
@@ -184,9 +205,27 @@ class Update:
             model, [r.prompt for r in rows], [r.completion for r in rows], self.temperature, entropy=entropy
         )
 
+    def _tokens(self, part: Sequence[int]) -> int:
+        return sum(len(self.rows[i].prompt) + len(self.rows[i].completion) for i in part)
+
     def _micro_batches(self, chosen: Sequence[int]) -> list[list[int]]:
         sizes = {i: len(self.rows[i].prompt) + len(self.rows[i].completion) for i in chosen}
-        return micro_batches(sizes, self.cfg.mini_batch_size)
+        budget = self.cfg.max_tokens_per_micro_batch
+        limit = len(sizes) if budget else self.cfg.mini_batch_size
+        return micro_batches(sizes, limit, budget=budget, packed=self.cfg.packing)
+
+    @contextmanager
+    def _in_memory(self, part: Sequence[int]) -> Iterator[None]:
+        """Remember what fits. Raises TooLarge where `part` does not."""
+        rows = [len(self.rows[i].prompt) + len(self.rows[i].completion) for i in part]
+        tokens = sum(rows) if self.cfg.packing else len(rows) * max(rows)
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TooLarge(tokens, self.fitted) from None
+        self.fitted = max(self.fitted, tokens)
 
     def _stop_if_asked(self) -> None:
         if self.should_stop():
@@ -199,17 +238,22 @@ def even_parts(items: Sequence[int], limit: int) -> list[Sequence[int]]:
     return [items[len(items) * p // parts : len(items) * (p + 1) // parts] for p in range(parts)]
 
 
-def micro_batches(sizes: dict[int, int], limit: int) -> list[list[int]]:
+def micro_batches(
+    sizes: dict[int, int], limit: int, *, budget: int = 0, packed: bool = False
+) -> list[list[int]]:
     """Row numbers, longest first, in runs of at most `limit` rows and PADDING_LIMIT padding.
 
-    `sizes` maps the number of a row to its tokens.
+    `sizes` maps the number of a row to its tokens. A `budget` bounds the tokens of a run, padding included,
+    but for a row that is longer on its own. `packed` rows have no padding.
     """
     out: list[list[int]] = []
     used = 0
     for i in sorted(sizes, key=lambda i: (-sizes[i], i)):
         longest = sizes[out[-1][0]] if out else 0
         padded = longest * (len(out[-1]) + 1) if out else 0
-        if not out or len(out[-1]) == limit or padded - used - sizes[i] > PADDING_LIMIT * padded:
+        wasted = 0 if packed else padded - used - sizes[i]
+        full = out and (len(out[-1]) == limit or (budget and used + sizes[i] + wasted > budget))
+        if not out or full or wasted > PADDING_LIMIT * padded:
             out.append([])
             used = 0
         out[-1].append(i)

@@ -19,12 +19,16 @@ from transformers import AutoModelForCausalLM
 from unit.train.filling import GROUPS_PER_STEP, Filled, fill, small_config, start
 from unit.train.making import write_base
 
-from kpipe.errors import TrainError, UsageError
+from kpipe.config.loading import read_preset
+from kpipe.errors import KpipeError, TrainError, UsageError
+from kpipe.policy.checkpoint import read_model
 from kpipe.policy.files import digest
-from kpipe.store import policies, runs, training
+from kpipe.replay.retrain import Retraining
+from kpipe.store import events, policies, runs, training
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion
 from kpipe.train import trainer
+from kpipe.train.checkpoint import stored_parameters
 
 HANG_S = 120.0
 
@@ -220,6 +224,144 @@ def test_checkpoints_of_another_database_are_set_aside(filled: Callable[..., Fil
     assert digest(path_of(run, 1)) == versions(run)[1].digest
 
 
+def test_an_alarm_is_one_event_at_its_onset(filled: Callable[..., Filled]) -> None:
+    """Groups by the policy of another seed: nothing that was sampled is likely under this one."""
+    run = filled(3)
+    rebase(run, seed=1)
+    train(run)
+    raised = read(run, events.details, "alarm", "run", run.run.id)
+    before, onsets = set(), []
+    for step, metrics in read(run, training.steps, run.run.id):
+        onsets += [(step, name) for name in metrics["alarms"] if name not in before]
+        before = set(metrics["alarms"])
+    assert sorted((d["step"], d["alarm"]) for d in raised) == sorted(onsets)
+    assert "low_ess" in {name for _, name in onsets}
+    assert any("effective sample size" in d["message"] for d in raised)
+
+
+def test_weights_and_biases_needs_no_network(filled: Callable[..., Filled]) -> None:
+    pytest.importorskip("wandb", reason="wandb is in the extra 'tracking'")
+    run = filled(1, sinks=("wandb",))
+    train(run)
+    (kept,) = (run.output / run.run.name / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"grad_norm" in kept.read_bytes()
+
+
+def test_tensorboard_has_every_update_once_whatever_was_killed(filled: Callable[..., Filled]) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is in the extra 'tracking'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = filled(1, sinks=("tensorboard",))
+    train(run)
+    extend(run, 2)
+    fill(run, GROUPS_PER_STEP, seed=5)
+    train(run)
+    written = EventAccumulator(str(run.output / run.run.name / "tensorboard")).Reload()
+    stored = dict(read(run, training.steps, run.run.id))
+    for name in ("loss", "grad_norm", "entropy"):
+        assert [(e.step, e.value) for e in written.Scalars(name)] == [
+            (step, pytest.approx(stored[step][name], rel=1e-6)) for step in (1, 2)
+        ]
+
+
+def test_a_sink_that_is_not_installed_is_one_sentence(
+    filled: Callable[..., Filled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = filled(1, sinks=("wandb",))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(TrainError, match="not installed") as caught:
+        train(run)
+    assert "kpipe[tracking]" in caught.value.fix
+    assert len(versions(run)) == 1
+
+
+@pytest.mark.parametrize("preset", ["seed", "kevin", "drkernel"])
+def test_a_preset_trains(filled: Callable[..., Filled], preset: str) -> None:
+    """The update of the preset, over fewer and smaller samples."""
+    chosen = read_preset(preset)["train"]
+    for name in ("batch_size", "mini_batch_size", "gradient_accumulation_steps", "max_steps"):
+        chosen.pop(name, None)
+    run = filled(1, **chosen)
+    train(run)
+    ((_, metrics),) = read(run, training.steps, run.run.id)
+    assert metrics["optimizer_steps"] > 0
+    assert metrics["skipped_steps"] == 0
+
+
+LEAN = {"packing": True, "max_tokens_per_micro_batch": 64, "gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize("how", [LEAN, {**LEAN, "lora_rank": 2}], ids=["packed", "adapter"])
+def test_with_less_memory_a_restart_changes_nothing_and_a_replay_agrees(
+    filled: Callable[..., Filled], tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """The checkpoints say nothing of how they were made: whoever loads them needs to know neither."""
+    if "lora_rank" in how:
+        pytest.importorskip("peft", reason="peft is the extra 'lora'")
+    whole = filled(2, kl_beta=0.01, **how)
+    train(whole)
+    place = tmp_path / "parts"
+    place.mkdir()
+    parts = start(place, small_config(place / "out", steps=1, kl_beta=0.01, **how))
+    fill(parts, 2 * GROUPS_PER_STEP)
+    for steps in (1, 2):
+        extend(parts, steps)
+        train(parts)
+    ours, theirs = (stored_parameters(path_of(run, 2)) for run in (whole, parts))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    db = Database.open(whole.url)
+    replayed = Retraining(db, whole.run, None, None).run_all()
+    db.close()
+    assert [(r.step, r.first, r.compared) for r in replayed] == [(1, None, "tensors"), (2, None, "tensors")]
+    model: Any = read_model(path_of(whole, 2), "float32")
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
+
+
+def test_kl_may_hold_to_another_policy(filled: Callable[..., Filled], tmp_path: Path) -> None:
+    other = write_base(tmp_path / "other", seed=3)
+    run = filled(1, kl_beta=0.01, reference=str(other))
+    train(run)
+    ((_, metrics),) = read(run, training.steps, run.run.id)
+    assert metrics["kl"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [({"vocab_size": 40}, "vocabulary of 40 tokens, the policy one of 61"), (None, "no model")],
+)
+def test_a_reference_that_does_not_fit_is_refused(
+    filled: Callable[..., Filled], tmp_path: Path, shape: dict[str, int] | None, words: str
+) -> None:
+    if shape:
+        write_base(tmp_path / "other", **shape)
+    run = filled(1, kl_beta=0.01, reference=str(tmp_path / "other"))
+    with pytest.raises(KpipeError, match=words):
+        train(run)
+    assert len(versions(run)) == 1
+
+
+def test_tokens_that_the_policy_does_not_know_consume_nothing(filled: Callable[..., Filled]) -> None:
+    run = filled(1)
+    rebase(run, vocab_size=40)
+    with pytest.raises(TrainError, match=r"another tokenizer made them\. Nothing was consumed"):
+        train(run)
+    assert len(versions(run)) == 1
+    assert rows(run, "SELECT count(*) FROM train_sample") == [(0,)]
+
+
+def test_a_group_of_faults_only_is_consumed_and_teaches_nothing(filled: Callable[..., Filled]) -> None:
+    run = filled(1, kl_beta=0.01)
+    write(run, "UPDATE turn SET reward = NULL, outcome = NULL, fault = 'infra'")
+    train(run)
+    ((_, metrics),) = read(run, training.steps, run.run.id)
+    assert metrics["dropped"] == {"infra": 12}
+    assert (metrics["samples_trained"], metrics["optimizer_steps"]) == (0, 0)
+    before, after = (load_file(path_of(run, step) / "model.safetensors") for step in (0, 1))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 @pytest.mark.parametrize(
     "file", ["model.safetensors", "config.json", "trainer/optimizer.safetensors", "trainer_state.json"]
 )
@@ -321,6 +463,10 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str]) -> Non
 def rebase(filled: Filled, **shape: int) -> None:
     """Give the run a base model of another shape."""
     made = digest(write_base(path_of(filled, 0), **shape))
+    write(filled, f"UPDATE policy_version SET digest = '{made}'")
+
+
+def write(filled: Filled, sql: str) -> None:
     db = Database.open(filled.url)
-    db.write(lambda conn: conn.exec_driver_sql(f"UPDATE policy_version SET digest = '{made}'"))
+    db.write(lambda conn: conn.exec_driver_sql(sql))
     db.close()

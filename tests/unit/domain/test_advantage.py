@@ -4,11 +4,14 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_grpo import advantage_of, discounted
 
 from kpipe.domain.advantage import advantages, turn_returns
 
 finite = st.floats(-5, 5, allow_nan=False)
 maybe = st.none() | finite
+quarters = st.none() | st.integers(-20, 20).map(lambda x: x / 4)
+"""Their sums are exact, so that a mean of nothing is zero whoever adds it up."""
 
 
 def test_the_discounted_return_of_the_worked_example() -> None:
@@ -80,3 +83,25 @@ def test_batch_scaling_divides_every_group_by_the_same_number(rows: list[tuple[f
 def test_keys_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         advantages([1.0, 2.0], ["p"])
+
+
+@given(st.lists(maybe, max_size=6), st.floats(0, 1))
+def test_returns_equal_the_reference(rewards: list[float | None], gamma: float) -> None:
+    ours = turn_returns(rewards, gamma)
+    for mine, theirs in zip(ours, discounted(rewards, gamma), strict=True):
+        assert mine == (None if theirs is None else pytest.approx(theirs, abs=1e-9))
+
+
+@given(
+    st.lists(st.tuples(quarters, st.integers(0, 3)), min_size=1, max_size=14),
+    st.sampled_from(["grpo", "rloo", "max_rl"]),
+    st.sampled_from(["none", "group", "batch"]),
+)
+def test_every_estimator_and_scale_equals_the_reference(
+    rows: list[tuple[float | None, int]], estimator: str, scale: str
+) -> None:
+    returns, keys = [g for g, _ in rows], [key for _, key in rows]
+    ours = advantages(returns, keys, estimator=estimator, scale=scale)  # type: ignore[arg-type]
+    for i, mine in enumerate(ours):
+        theirs = advantage_of(i, returns, keys, estimator, scale)
+        assert mine == (None if theirs is None else pytest.approx(theirs, rel=1e-6, abs=1e-9))

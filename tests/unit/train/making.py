@@ -12,9 +12,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kpipe.config import Config
+from kpipe.policy import packing
 from kpipe.policy.logprobs import completion_logprobs
 from kpipe.store.records import Sample, TokenRecord
-from kpipe.train.learner import Learner, make_optimizer
+from kpipe.train.learner import Learner, checkpoint_activations, make_optimizer
 
 VOCABULARY = 61
 
@@ -65,7 +66,13 @@ def learner(config: Config, seed: int = 0) -> Learner:
     cfg = config.train
     model = tiny_model(seed)
     reference = tiny_model(seed).requires_grad_(False) if cfg.kl_beta > 0 else None
-    return Learner(model, reference, make_optimizer(model, cfg), torch.device("cpu"), cfg.dtype == "bfloat16")
+    if cfg.packing:
+        for one in filter(None, (model, reference)):
+            packing.enable(one)
+    if cfg.gradient_checkpointing:
+        checkpoint_activations(model)
+    half = cfg.dtype == "bfloat16"
+    return Learner(model, reference, make_optimizer(model, cfg), torch.device("cpu"), half, cfg.packing)
 
 
 def said(

@@ -63,13 +63,19 @@ def test_sweep_sets_checkpoints_of_another_database_aside(folder: CheckpointFold
     assert names(folder) == ["set-aside-1", "set-aside-2", "step-000000"]
 
 
-def test_prune_keeps_the_newest_the_base_and_every_tenth(folder: CheckpointFolder) -> None:
+@pytest.mark.parametrize(
+    ("every", "left"),
+    [(10, [0, 10, 20, 21, 22, 23]), (7, [0, 7, 14, 20, 21, 22, 23]), (0, [0, 20, 21, 22, 23])],
+)
+def test_prune_keeps_the_newest_the_base_and_every_nth(
+    folder: CheckpointFolder, every: int, left: list[int]
+) -> None:
     steps = range(24)
     for step in steps:
         checkpoint(folder, step)
-    folder.prune(steps, latest=23, optimizers=2, weights=4)
+    folder.prune(steps, latest=23, optimizers=2, weights=4, every=every)
     kept = [s for s in steps if folder.path(s).exists()]
-    assert kept == [0, 10, 20, 21, 22, 23]
+    assert kept == left
     assert [s for s in kept if (folder.path(s) / OPTIMIZER_DIR).exists()] == [22, 23]
     assert all((folder.path(s) / "model.safetensors").exists() for s in kept)
     assert names(folder) == [f"step-{s:06d}" for s in kept]
@@ -77,7 +83,7 @@ def test_prune_keeps_the_newest_the_base_and_every_tenth(folder: CheckpointFolde
 
 def test_prune_forgives_what_is_gone(folder: CheckpointFolder) -> None:
     checkpoint(folder, 2)
-    folder.prune([0, 1, 2], latest=2, optimizers=1, weights=1)
+    folder.prune([0, 1, 2], latest=2, optimizers=1, weights=1, every=10)
     assert names(folder) == ["step-000002"]
 
 

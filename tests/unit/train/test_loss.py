@@ -1,14 +1,17 @@
-"""The loss against an oracle in plain Python loops, and against Liger's fused loss."""
+"""The loss against a reference in plain Python loops, and against Liger's and TRL's losses."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_grpo import Options, Token, Turn, slope
+from reference_grpo import loss as reference_loss
 from torch import Tensor
 
 from kpipe.config import TrainConfig
@@ -22,7 +25,7 @@ from kpipe.train.loss import (
 )
 
 AGGREGATIONS = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
-CORRECTIONS = ["none", "token_truncate", "token_mask"]
+CORRECTIONS = ["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_geo_mask"]
 MAX_TOKENS = 11
 
 
@@ -56,60 +59,11 @@ def random_batch(seed: int, *, turns: int = 7, spread: float = 0.4) -> Batch:
     return Batch(near(prox), prox, near(prox), near(prox), advantage, mask, lengths)
 
 
-# ---- the oracle: one token at a time, one number at a time -------------------------------------
-def oracle_weight(prox: float, behaviour: float, mode: str, cap: float) -> float:
-    ratio = math.exp(prox - behaviour)
-    if mode == "none":
-        return 1.0
-    if mode == "token_truncate":
-        return ratio if ratio < cap else cap
-    return ratio if 1 / cap <= ratio <= cap else 0.0
-
-
-def oracle_token(
-    logp: float, prox: float, weight: float, advantage: float, ref: float, cfg: TrainConfig
-) -> float:
-    ratio = math.exp(logp - prox)
-    if ratio < 1 - cfg.clip_low:
-        clipped = 1 - cfg.clip_low
-    elif ratio > 1 + cfg.clip_high:
-        clipped = 1 + cfg.clip_high
-    else:
-        clipped = ratio
-    gain = min(ratio * advantage, clipped * advantage)
-    if cfg.dual_clip is not None and advantage < 0 and gain < cfg.dual_clip * advantage:
-        gain = cfg.dual_clip * advantage
-    d = ref - logp
-    kl = {"k1": -d, "k2": 0.5 * d**2, "k3": math.exp(d) - 1 - d}[cfg.kl_estimator]
-    return -weight * gain + cfg.kl_beta * kl
-
-
-def oracle_loss(b: Batch, cfg: TrainConfig) -> float:
-    turns = []
-    for i, length in enumerate(b.lengths):
-        tokens = []
-        for t in range(length):
-            prox, behaviour = b.prox[i, t].item(), b.behaviour[i, t].item()
-            weight = oracle_weight(prox, behaviour, cfg.off_policy_correction, cfg.correction_cap)
-            tokens.append(
-                oracle_token(
-                    b.logp[i, t].item(), prox, weight, b.advantage[i].item(), b.ref[i, t].item(), cfg
-                )
-            )
-        turns.append(tokens)
-    if cfg.loss_aggregation == "token_mean":
-        return sum(map(sum, turns)) / sum(map(len, turns))
-    if cfg.loss_aggregation == "seq_mean_token_mean":
-        return sum(sum(tokens) / len(tokens) for tokens in turns) / len(turns)
-    return sum(sum(tokens) / MAX_TOKENS for tokens in turns) / len(turns)
-
-
 def loss_of(
     b: Batch, cfg: TrainConfig, rows: slice = slice(None), *, denominator: float | None = None
 ) -> Tensor:
-    weight = correction_weights(
-        b.prox[rows], b.behaviour[rows], b.mask[rows], cfg.off_policy_correction, cfg.correction_cap
-    )
+    how = (cfg.off_policy_correction, cfg.correction_cap, cfg.correction_floor)
+    weight = correction_weights(b.prox[rows], b.behaviour[rows], b.mask[rows], *how)
     if denominator is None:
         denominator = loss_denominator(b.lengths, cfg.loss_aggregation, MAX_TOKENS)
     return grpo_loss(
@@ -124,43 +78,88 @@ def loss_of(
     ).total
 
 
+def as_turns(b: Batch) -> list[Turn]:
+    columns = (b.logp, b.prox, b.behaviour, b.ref)
+    return [
+        Turn(
+            b.advantage[i].item(),
+            [Token(*(c[i, t].item() for c in columns)) for t in range(length)],
+        )
+        for i, length in enumerate(b.lengths)
+    ]
+
+
+def options(cfg: TrainConfig) -> Options:
+    names = [f.name for f in fields(Options) if f.name != "max_tokens"]
+    return Options(**{name: getattr(cfg, name) for name in names}, max_tokens=MAX_TOKENS)
+
+
+def check(cfg: TrainConfig, b: Batch) -> None:
+    """Value and every slope, against the reference in plain Python."""
+    b.logp.requires_grad_()
+    loss = loss_of(b, cfg)
+    (gradient,) = torch.autograd.grad(loss, b.logp)
+    b.logp.requires_grad_(False)
+    turns, o = as_turns(b), options(cfg)
+    assert loss.item() == pytest.approx(reference_loss(turns, o), rel=1e-10, abs=1e-12)
+    assert torch.equal(gradient[~b.mask], torch.zeros_like(gradient[~b.mask]))
+    for i, turn in enumerate(turns):
+        for t in range(len(turn.tokens)):
+            assert gradient[i, t].item() == pytest.approx(slope(turns, i, t, o), rel=1e-4, abs=1e-7)
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("correction", CORRECTIONS)
-@pytest.mark.parametrize("dual", [None, 1.1])
-@pytest.mark.parametrize(("kl", "beta"), [("k1", 0.04), ("k2", 0.04), ("k3", 0.04), ("k3", 0.0)])
-def test_value_and_gradient_equal_the_oracle(
-    aggregation: str, correction: str, dual: float | None, kl: str, beta: float
+@pytest.mark.parametrize(
+    "surrogate",
+    [
+        {},
+        {"dual_clip": 1.1},
+        {"policy_loss": "cispo"},
+        {"policy_loss": "dppo_tv", "clip_low": 0.05, "clip_high": 0.03},
+        {"importance_sampling_level": "sequence"},
+        {"importance_sampling_level": "sequence", "policy_loss": "cispo", "clip_high": 0.01},
+    ],
+    ids=lambda s: "-".join(map(str, s.values())) or "ppo_clip",
+)
+def test_value_and_gradient_equal_the_reference(
+    aggregation: str, correction: str, surrogate: dict[str, object]
 ) -> None:
-    cfg = config(
-        loss_aggregation=aggregation,
-        off_policy_correction=correction,
-        dual_clip=dual,
-        kl_estimator=kl,
-        kl_beta=beta,
-        clip_low=0.2,
-        clip_high=0.28,
-    )
-    for seed in range(4):
-        b = random_batch(seed, turns=3)
-        b.logp.requires_grad_()
-        loss = loss_of(b, cfg)
-        (gradient,) = torch.autograd.grad(loss, b.logp)
-        b.logp.requires_grad_(False)
-        assert loss.item() == pytest.approx(oracle_loss(b, cfg), rel=1e-10)
-        assert torch.equal(gradient[~b.mask], torch.zeros_like(gradient[~b.mask]))
-        for i, t in itertools.product(range(len(b.lengths)), range(b.mask.shape[1])):
-            if b.mask[i, t]:
-                assert gradient[i, t].item() == pytest.approx(slope(b, cfg, i, t), rel=1e-4, abs=1e-7)
+    rest = {"loss_aggregation": aggregation, "off_policy_correction": correction}
+    for seed, (kl, beta) in enumerate([("k1", 0.04), ("k2", 0.04), ("k3", 0.04), ("k3", 0.0)]):
+        cfg = config(**rest, **surrogate, kl_estimator=kl, kl_beta=beta)
+        check(cfg, random_batch(seed, turns=3))
 
 
-def slope(b: Batch, cfg: TrainConfig, i: int, t: int, h: float = 1e-6) -> float:
-    """The oracle's derivative by one log-probability, from two of its values."""
-    values, middle = [], b.logp[i, t].item()
-    for x in (middle - h, middle + h):
-        b.logp[i, t] = x
-        values.append(oracle_loss(b, cfg))
-    b.logp[i, t] = middle
-    return (values[1] - values[0]) / (2 * h)
+@pytest.mark.parametrize("mode", ["token_mask", "sequence_geo_mask"])
+def test_a_mask_may_have_a_floor_of_its_own(mode: str) -> None:
+    """IcePop's [0.5, 5]: ratios between them stay, however far from symmetrical."""
+    cfg = config(off_policy_correction=mode, correction_floor=0.5, correction_cap=5.0)
+    check(cfg, random_batch(8, turns=4, spread=1.0))
+    for ratio, kept in ((0.49, False), (0.51, True), (4.9, True), (5.1, False)):
+        prox = torch.full((1, 1), math.log(ratio))
+        weight = correction_weights(prox, torch.zeros(1, 1), torch.tensor([[True]]), mode, 5.0, 0.5)  # type: ignore[arg-type]
+        assert bool(weight > 0) is kept
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_combination_equals_the_reference(data: st.DataObject) -> None:
+    choices = {
+        "policy_loss": ["ppo_clip", "cispo", "dppo_tv"],
+        "importance_sampling_level": ["token", "sequence"],
+        "off_policy_correction": CORRECTIONS,
+        "correction_cap": [1.2, 2.0, 5.0],
+        "correction_floor": [None, 0.5],
+        "clip_low": [0.02, 0.2],
+        "clip_high": [0.01, 0.28],
+        "dual_clip": [None, 1.05, 3.0],
+        "kl_estimator": ["k1", "k2", "k3"],
+        "kl_beta": [0.0, 0.1],
+        "loss_aggregation": AGGREGATIONS,
+    }
+    cfg = config(**{name: data.draw(st.sampled_from(values), name) for name, values in choices.items()})
+    check(cfg, random_batch(data.draw(st.integers(0, 999), "seed"), turns=2, spread=0.6))
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -229,14 +228,34 @@ LIGER = {"token_mean": "bnpo", "seq_mean_token_mean": "grpo", "seq_mean_token_su
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_value_and_gradient_equal_ligers(aggregation: str, beta: float, temperature: float) -> None:
-    chunked = pytest.importorskip("liger_kernel.chunked_loss")
-    cfg = config(
-        loss_aggregation=aggregation,
-        kl_beta=beta,
-        clip_low=0.2,
-        clip_high=0.28,
-        off_policy_correction="token_truncate",
+    compare_with_liger(
+        config(loss_aggregation=aggregation, kl_beta=beta, off_policy_correction="token_truncate"),
+        temperature,
+        loss_type=LIGER[aggregation],
+        epsilon_high=0.28,
     )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_sequence_ratios_equal_ligers(aggregation: str) -> None:
+    """GSPO. Weights of tokens do not go into its ratio of a turn, so there are none."""
+    gspo = {"importance_sampling_level": "sequence", "off_policy_correction": "none"}
+    cfg = config(loss_aggregation=aggregation, kl_beta=0.04, clip_low=0.02, clip_high=0.02, **gspo)
+    level = "sequence"
+    loss_type = LIGER[aggregation]
+    compare_with_liger(cfg, 1.0, loss_type=loss_type, epsilon_high=0.02, importance_sampling_level=level)
+
+
+@pytest.mark.parametrize("high", [0.05, 0.28, 4.0])
+def test_cispo_equals_ligers(high: float) -> None:
+    """Liger takes the upper bound itself, we take its distance from 1."""
+    cfg = config(policy_loss="cispo", clip_high=high, kl_beta=0.04)
+    compare_with_liger(cfg, 1.0, loss_type="cispo", epsilon_high=1 + high)
+
+
+def compare_with_liger(cfg: TrainConfig, temperature: float, **theirs: object) -> None:
+    chunked = pytest.importorskip("liger_kernel.chunked_loss", reason="liger-kernel is a test extra")
+    beta = cfg.kl_beta
     b = random_batch(21, turns=6)
     g = torch.Generator().manual_seed(2)
     turns, width, hidden, vocabulary = *b.mask.shape, 16, 37
@@ -247,7 +266,7 @@ def test_value_and_gradient_equal_ligers(aggregation: str, beta: float, temperat
     prox = start + 0.3 * torch.randn(start.shape, generator=g)
     behaviour = prox + 0.5 * torch.randn(start.shape, generator=g)
     ref = start + 0.3 * torch.randn(start.shape, generator=g)
-    weight = correction_weights(prox, behaviour, b.mask, "token_truncate", 2.0)
+    weight = correction_weights(prox, behaviour, b.mask, cfg.off_policy_correction, 2.0)
     advantage = b.advantage.float()
 
     theirs_states, theirs_head = states.clone().requires_grad_(), head.clone().requires_grad_()
@@ -255,13 +274,12 @@ def test_value_and_gradient_equal_ligers(aggregation: str, beta: float, temperat
         beta=beta,
         compiled=False,
         use_ref_model=beta > 0,
-        epsilon_low=0.2,
-        epsilon_high=0.28,
-        loss_type=LIGER[aggregation],
+        epsilon_low=cfg.clip_low,
         max_completion_length=MAX_TOKENS,
         temperature=temperature,
+        **theirs,
     )
-    theirs, _ = liger(
+    wanted, _ = liger(
         theirs_states,
         theirs_head,
         tokens,
@@ -271,7 +289,7 @@ def test_value_and_gradient_equal_ligers(aggregation: str, beta: float, temperat
         old_per_token_logps=prox,
         vllm_is_ratio=weight,
     )
-    theirs.backward()
+    wanted.backward()
 
     ours_states, ours_head = states.clone().requires_grad_(), head.clone().requires_grad_()
     ours = grpo_loss(
@@ -286,7 +304,7 @@ def test_value_and_gradient_equal_ligers(aggregation: str, beta: float, temperat
     ).total
     ours.backward()
 
-    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, wanted.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours_states.grad, theirs_states.grad, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(ours_head.grad, theirs_head.grad, rtol=1e-4, atol=1e-6)
 

@@ -64,6 +64,15 @@ def test_a_cut_suggestion_is_trained_like_any_other() -> None:
     assert score([samples], config())[0].advantage == -0.5
 
 
+def test_or_left_out_where_that_is_asked_for_and_the_others_still_compared_with_it() -> None:
+    samples = group([[1.0], [2.0], [6.0]])
+    samples[0] = changed(samples[0], finish_reason="length")
+    scored = score([samples], config(drop_truncated=True))
+    assert [s.drop_reason for s in scored] == ["truncated", None, None]
+    assert [s.advantage for s in scored] == [None, -1.0, 3.0]
+    assert scored[0].return_ == 1.0
+
+
 def test_nobody_to_compare_with() -> None:
     scored = score([group([[1.0, 5.0], [2.0]])], config(group_by="problem_turn"))
     assert [s.drop_reason for s in scored] == [None, "singleton", None]

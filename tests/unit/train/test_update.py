@@ -15,7 +15,16 @@ from kpipe.config import Config
 from kpipe.train.learner import Learner
 from kpipe.train.loss import grpo_loss
 from kpipe.train.tally import Stopwatch
-from kpipe.train.update import PADDING_LIMIT, Learned, Row, Stopped, Update, even_parts, micro_batches
+from kpipe.train.update import (
+    PADDING_LIMIT,
+    Learned,
+    Row,
+    Stopped,
+    TooLarge,
+    Update,
+    even_parts,
+    micro_batches,
+)
 
 ROWS = 16
 NEAR = 2e-4
@@ -65,6 +74,58 @@ def test_gradient_accumulation_equals_one_big_batch(aggregation: str, proximal: 
         torch.testing.assert_close(other, ends[0][0], rtol=0, atol=NEAR)
         for name in ("loss", "policy_loss", "kl", "entropy", "grad_norm", "mismatch_k3", "ratio_mean"):
             assert metrics[name] == pytest.approx(ends[0][1][name], rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"packing": True},
+        {"packing": True, "max_tokens_per_micro_batch": 70},
+        {"max_tokens_per_micro_batch": 50},
+        {"gradient_checkpointing": True},
+        {"packing": True, "gradient_checkpointing": True, "max_tokens_per_micro_batch": 1},
+    ],
+    ids=lambda how: "-".join(how),
+)
+@pytest.mark.parametrize("proximal", ["behaviour", "recompute"])
+def test_how_memory_is_saved_does_not_change_the_update(how: dict[str, Any], proximal: str) -> None:
+    batch, plain = rows(noise=0.1), {"proximal": proximal, "kl_beta": 0.05, "max_grad_norm": 1e9}
+    (one, first), (other, second) = (updated(settings(**plain, **more), batch) for more in ({}, how))
+    torch.testing.assert_close(parameters(other), parameters(one), rtol=0, atol=NEAR)
+    for name in ("loss", "policy_loss", "kl", "entropy", "grad_norm", "mismatch_k3", "ratio_mean"):
+        assert second.metrics[name] == pytest.approx(first.metrics[name], rel=1e-3, abs=1e-6), name
+    assert (second.tokens, second.tokens_frozen) == (first.tokens, first.tokens_frozen)
+
+
+def test_checkpointing_keeps_fewer_activations() -> None:
+    """Counted as the tensors that autograd saves for the backward pass of one micro-batch."""
+    saved = []
+    for on in (False, True):
+        who, sizes = learner(settings(gradient_checkpointing=on)), []
+        pack = torch.autograd.graph.saved_tensors_hooks(
+            lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t
+        )
+        with pack:
+            who.logprobs(who.model, [[5] * 60], [[6] * 30], 1.0, entropy=False)
+        saved.append(sum(sizes))
+        assert not any(m.training for m in who.model.modules() if isinstance(m, torch.nn.Dropout))
+    assert saved[1] < saved[0] / 2
+
+
+def test_a_micro_batch_that_does_not_fit_is_named_with_one_that_did() -> None:
+    config = settings(max_tokens_per_micro_batch=60)
+    who, batch = learner(config), rows()
+    limit = max(len(r.prompt) + len(r.completion) for r in batch)
+
+    def too_much(_module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        if inputs[0].numel() > limit and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    who.model.get_input_embeddings().register_forward_pre_hook(too_much)
+    with pytest.raises(TooLarge) as caught:
+        updated(config, batch, by=who)
+    assert limit < caught.value.tokens <= 60
+    assert 0 <= caught.value.fitted <= limit
 
 
 def test_one_step_is_one_adamw_step_on_the_loss() -> None:
@@ -262,6 +323,18 @@ def test_optimizer_steps_are_few_full_and_even(count: int, limit: int) -> None:
     assert [i for part in parts for i in part] == list(range(count))
     assert len(parts) == -(-count // limit)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(st.lists(st.integers(2, 150), max_size=80), st.integers(1, 400), st.booleans())
+def test_a_budget_of_tokens_is_kept_but_by_a_row_that_is_longer(
+    lengths: list[int], budget: int, packed: bool
+) -> None:
+    sizes: dict[int, Any] = dict(enumerate(lengths))
+    parts = micro_batches(sizes, 80, budget=budget, packed=packed)
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    for part in parts:
+        tokens = sum(sizes[i] for i in part) if packed else max(sizes[i] for i in part) * len(part)
+        assert tokens <= budget or len(part) == 1
 
 
 @given(st.lists(st.integers(2, 150), max_size=80), st.integers(1, 20))
