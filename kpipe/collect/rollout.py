@@ -10,8 +10,9 @@ and pays for nothing twice.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kpipe.coder.base import Coder, CoderRequest
@@ -19,7 +20,7 @@ from kpipe.collect.draining import Draining
 from kpipe.config import Config
 from kpipe.domain.identity import same_as_reference, same_code
 from kpipe.domain.problem import Problem
-from kpipe.domain.prompt import PromptTemplate, State, render_prompt
+from kpipe.domain.prompt import PromptTemplate, State, abridged, describe, render_prompt, shorter_prompts
 from kpipe.domain.reward import reward
 from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.policy.base import Suggestion, SuggestRequest
@@ -59,6 +60,8 @@ class Services:
     harness: str
     device: str
     draining: Callable[[], bool]
+    tally: Counter[str] = field(default_factory=Counter)
+    """Prompts that were trimmed or too long, since the collector started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +73,29 @@ class Position:
     b_evidence: str = ""
 
 
-def start(problem: Problem) -> Position:
-    return Position(State(problem.name, problem.source, problem.source, problem.source))
+def start(problem: Problem, device: str = "cpu") -> Position:
+    return Position(State(problem.name, problem.source, problem.source, problem.source, device=device))
 
 
 def advance(at: Position, turn: StoredTurn) -> Position:
     """The position after a settled turn. A turn without a kernel (a fault) leaves it where it was."""
     if turn.kernel is None or turn.outcome is None:
         return at
-    outcome = Outcome(turn.outcome)
+    outcome, before = Outcome(turn.outcome), at.state
     state = replace(
-        at.state,
-        kernel_a=at.state.kernel_b,
+        before,
+        kernel_a=before.kernel_b,
         kernel_b=turn.kernel,
         suggestion=turn.suggestion,
         outcome=outcome,
         speedup=turn.speedup,
         evidence=turn.evidence,
     )
+    if before.suggestion:
+        tried = f"{abridged(before.suggestion, 200)} -> {describe(before.outcome, before.speedup)}"
+        state = replace(state, history=(*before.history, tried))
+    if outcome is Outcome.CORRECT and (turn.speedup or 0.0) > (before.best_speedup or 0.0):
+        state = replace(state, best_kernel=turn.kernel, best_speedup=turn.speedup)
     if outcome is Outcome.UNCHANGED:
         return Position(state, at.b_outcome, at.b_evidence)
     return Position(state, outcome, turn.evidence)
@@ -101,7 +109,7 @@ def turn_seed(run_seed: int, group: int, member: int, ordinal: int) -> int:
 
 async def run_trajectory(s: Services, group: Group, stored: StoredProblem, trajectory: Trajectory) -> None:
     """Play or resume one trajectory to its end. Raises Draining when the collector stops."""
-    at = start(stored.problem)
+    at = start(stored.problem, s.device)
     known = await s.db.aread(rollouts.turns, trajectory.id)
     turns = s.config.collect.max_steps_per_episode
     for ordinal in range(turns):
@@ -122,8 +130,13 @@ async def _suggest(
     s: Services, group: Group, trajectory: Trajectory, at: Position, ordinal: int
 ) -> StoredTurn:
     prompt = render_prompt(s.template, at.state)
-    request = SuggestRequest(prompt, turn_seed(s.seed, group.ordinal, trajectory.member, ordinal))
+    seed = turn_seed(s.seed, group.ordinal, trajectory.member, ordinal)
+    request = SuggestRequest(prompt, seed, shorter_prompts(s.template, at.state))
     said, version_id = await s.suggester.suggest(request)
+    if said.prompt:
+        prompt = said.prompt
+        s.tally["prompts_trimmed"] += 1
+    s.tally["prompts_too_long"] += said.finish_reason == PROMPT_TOO_LONG
     tokens = TokenRecord(
         list(said.prompt_ids),
         list(said.completion_ids),
