@@ -35,6 +35,7 @@ from kpipe.store.records import (
     TokenRecord,
     Trajectory,
 )
+from kpipe.store.sql import clean
 
 PROMPT_TOO_LONG = "prompt_too_long"
 
@@ -144,14 +145,16 @@ async def _suggest(
         dict(said.sampling),
         said.finish_reason,
     )
-    new = SuggestedTurn(trajectory.id, ordinal, version_id, prompt, s.template.sha, said.text, tokens)
+    # As it will be read by whoever resumes: the coder must be asked the same, byte for byte.
+    text = clean(said.text)
+    new = SuggestedTurn(trajectory.id, ordinal, version_id, prompt, s.template.sha, text, tokens)
     (turn_id,) = await s.db.awrite(rollouts.record_suggestions, [new])
     return StoredTurn(
         id=turn_id,
         trajectory_id=trajectory.id,
         ordinal=ordinal,
         state="suggested",
-        suggestion=said.text,
+        suggestion=text,
         finish_reason=said.finish_reason,
         kernel=None,
         evaluation_id=None,
@@ -174,14 +177,15 @@ async def _implement(
     )
     if reply.kernel is None:
         return await _settle(s, turn, last=last, fault="coder_failed", call=reply.call)
-    turn = replace(turn, kernel=reply.kernel)
-    if same_code(reply.kernel, at.state.kernel_b) or same_as_reference(reply.kernel, stored.problem.source):
+    kernel = clean(reply.kernel)
+    turn = replace(turn, kernel=kernel)
+    if same_code(kernel, at.state.kernel_b) or same_as_reference(kernel, stored.problem.source):
         return await _settle(s, turn, last=last, outcome=Outcome.UNCHANGED, call=reply.call)
     evaluation = await s.db.awrite(
         rollouts.record_kernel,
         turn.id,
         reply.call,
-        reply.kernel,
+        kernel,
         problem_id=stored.id,
         harness=s.harness,
         device=s.device,
