@@ -41,7 +41,7 @@ from kpipe.store.verify import verify
 KILLS = int(os.environ.get("KPIPE_KILLS", "6"))
 SIZE, TURNS = 4, 4
 LEASE_S = 1.5
-HANG_S = 60.0
+HANG_S = 200.0  # a starved machine is no error
 
 
 @dataclass
