@@ -88,12 +88,16 @@ class Batcher:
         if newest is None or newest.step == self.version.step:
             return
         if not Path(newest.path).is_dir():
-            raise PolicyError(
-                f"Policy version {newest.step} is in the database, but its directory {newest.path} is gone.",
-                "Restore the directory, or start a new run with --run NAME.",
-            )
+            raise missing_checkpoint(newest)
         await asyncio.to_thread(self.policy.load, newest.path, newest.step)
         self.version = newest
+
+
+def missing_checkpoint(version: PolicyVersion) -> PolicyError:
+    return PolicyError(
+        f"Policy version {version.step} is in the database, but its directory {version.path} is gone.",
+        "Restore the directory, or start a new run with --run NAME.",
+    )
 
 
 async def _first(awaitable: Awaitable[object], timeout_s: float) -> None:

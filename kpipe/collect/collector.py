@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kpipe.coder import Coder, open_coder
-from kpipe.collect.batcher import Batcher
 from kpipe.collect.budget import RunBudget
 from kpipe.collect.draining import Draining
 from kpipe.collect.rollout import Services, run_trajectory
-from kpipe.collect.schedule import may_start, problem_for
+from kpipe.collect.schedule import by_solve_rate, may_start, problem_for
+from kpipe.collect.suggesting import Suggesting, open_suggesting
 from kpipe.collect.verdicts import VerdictWatch
 from kpipe.config import Config, from_json
 from kpipe.domain.harness import HARNESS, device_kind
 from kpipe.domain.prompt import load_template
 from kpipe.errors import BudgetSpent, CoderError, LeaseLost, UsageError
-from kpipe.policy import open_policy, prepare_base
+from kpipe.policy import prepare_base
 from kpipe.policy.owner import claim
 from kpipe.store import catalog, policies, rollouts, runs, workers
 from kpipe.store.database import Database
@@ -31,6 +31,8 @@ from kpipe.store.records import Group, PolicyVersion, Run, StoredProblem
 
 log = logging.getLogger("kpipe.collect")
 POLL_S = 0.1
+RECENT_GROUPS = 8
+"""Groups per problem that say how often it is solved now."""
 
 
 def main(db_url: str, run_name: str, *, cpus: Iterable[int] = ()) -> None:
@@ -59,11 +61,7 @@ async def _main(db: Database, run_name: str, cpus: frozenset[int]) -> None:
         config.problems.levels,
         config.problems.names,
     )
-    if not problems:
-        raise UsageError(
-            f"No problem matches suite {config.problems.suite!r}, split {config.problems.split!r}.",
-            "See `kpipe problems list`, or add some with `kpipe problems add PATH`.",
-        )
+    check_problems(config, problems)
 
     async def lookup(key: str):  # type: ignore[no-untyped-def]
         return await db.aread(rollouts.cached_call, key)
@@ -74,10 +72,25 @@ async def _main(db: Database, run_name: str, cpus: frozenset[int]) -> None:
         base = await ensure_base(db, run, config)
         if cpus:
             os.sched_setaffinity(0, cpus)
-        collector = await Collector.create(db, run, config, problems, coder, base)
+        suggesting = await open_suggesting(db, run, config, base, [p.problem for p in problems])
+        collector = await Collector.create(db, run, config, problems, coder, suggesting)
         await collector.run_to_end()
     finally:
         await coder.close()
+
+
+def check_problems(config: Config, problems: Sequence[StoredProblem]) -> None:
+    """Refuse to collect from nothing, and from what is held out. Raises UsageError."""
+    if not problems:
+        raise UsageError(
+            f"No problem matches suite {config.problems.suite!r}, split {config.problems.split!r}.",
+            "See `kpipe problems list`, or add some with `kpipe problems add PATH`.",
+        )
+    if held := [p.problem.name for p in problems if p.problem.split == "heldout"]:
+        raise UsageError(
+            f"problems.split = {config.problems.split} would train on {len(held)} held-out problems ({held[0]} ...).",
+            "Set problems.split=train: what is held out is there to measure on.",
+        )
 
 
 async def check_coder(coder: Coder, problems: Sequence[StoredProblem]) -> None:
@@ -111,7 +124,7 @@ class Collector:
     config: Config
     problems: Sequence[StoredProblem]
     services: Services
-    batcher: Batcher
+    suggesting: Suggesting
     verdicts: VerdictWatch
     worker_id: int
     stopping: bool = False
@@ -126,14 +139,8 @@ class Collector:
         config: Config,
         problems: Sequence[StoredProblem],
         coder: Coder,
-        base: PolicyVersion,
+        suggesting: Suggesting,
     ) -> Collector:
-        policy = await asyncio.to_thread(open_policy, config.policy, Path(base.path))
-
-        async def latest() -> PolicyVersion | None:
-            return await db.aread(policies.latest, run.id)
-
-        batcher = Batcher(policy, base, latest, config.policy.batch_size, config.policy.batch_wait_s)
         verdicts = VerdictWatch(db)
         worker = await db.awrite(workers.register, "collect", socket.gethostname(), os.getpid(), "cpu")
         services = Services(
@@ -141,14 +148,14 @@ class Collector:
             config=config,
             seed=run.seed,
             template=load_template(config.policy.prompt),
-            suggester=batcher,
+            suggester=suggesting,
             coder=coder,
             verdict_of=verdicts.verdict_of,
             harness=HARNESS,
             device=device_kind(config.evaluate.device),
             draining=lambda: self.stopping,
         )
-        self = cls(db, run, config, problems, services, batcher, verdicts, worker)
+        self = cls(db, run, config, problems, services, suggesting, verdicts, worker)
         return self
 
     async def run_to_end(self) -> None:
@@ -156,7 +163,7 @@ class Collector:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain)
-        helpers = [asyncio.create_task(c) for c in (self.batcher.run(), self.verdicts.run(), self._beat())]
+        helpers = [asyncio.create_task(c) for c in (self.suggesting.run(), self.verdicts.run(), self._beat())]
         try:
             while not self.stopping and not await self._finished():
                 await self._start_groups()
@@ -170,15 +177,20 @@ class Collector:
             await asyncio.gather(*helpers, *self.groups, return_exceptions=True)
 
     def drain(self) -> None:
-        """First call: finish paid coder calls, store them, stop. Second call: stop now."""
+        """First call: finish paid coder calls, store them, stop; after collect.drain_s or a second call, stop now."""
         if self.stopping:
-            for task in self.groups:
-                task.cancel()
+            self._stop_now()
             return
-        log.info("draining: no new turns; paid coder calls are waited for")
+        seconds = self.config.collect.drain_s
+        log.info("draining: no new turns; paid coder calls are waited for, %g s at most", seconds)
         self.stopping = True
-        self.batcher.drain()
+        asyncio.get_running_loop().call_later(seconds, self._stop_now)
+        self.suggesting.drain()
         self.verdicts.drain()
+
+    def _stop_now(self) -> None:
+        for task in self.groups:
+            task.cancel()
 
     async def _finished(self) -> bool:
         newest = await self.db.aread(policies.latest, self.run.id)
@@ -191,7 +203,7 @@ class Collector:
             self._play(resumed)
         while await self._has_room():
             ordinal = await self.db.aread(rollouts.next_ordinal, self.run.id)
-            stored = problem_for(self.problems, ordinal, self.run.seed, self.config.collect.sampling)
+            stored = await self._problem(ordinal)
             group = await self.db.awrite(
                 rollouts.open_group,
                 self.run.id,
@@ -201,6 +213,15 @@ class Collector:
                 lease_s,
             )
             self._play(group)
+
+    async def _problem(self, ordinal: int) -> StoredProblem:
+        how = self.config.collect.sampling
+        if how != "by_solve_rate":
+            return problem_for(self.problems, ordinal, self.run.seed, how)
+        recent = RECENT_GROUPS * len(self.problems)
+        solved = await self.db.aread(rollouts.solved, self.run.id, recent)
+        rates = [solved.get(stored.id, (0, 0)) for stored in self.problems]
+        return by_solve_rate(self.problems, rates, ordinal, self.run.seed)
 
     async def _has_room(self) -> bool:
         c = self.config
@@ -271,7 +292,11 @@ class Collector:
             await self.db.awrite(
                 workers.heartbeat,
                 self.worker_id,
-                {"groups": len(self.groups), "policy": self.batcher.version.step},
+                {
+                    "groups": len(self.groups),
+                    "policy": self.suggesting.version.step,
+                    **self.services.tally,
+                },
             )
             await asyncio.sleep(2.0)
 

@@ -10,8 +10,9 @@ and pays for nothing twice.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kpipe.coder.base import Coder, CoderRequest
@@ -20,7 +21,7 @@ from kpipe.collect.samples import implement_all
 from kpipe.config import Config
 from kpipe.domain.identity import same_as_reference, same_code
 from kpipe.domain.problem import Problem
-from kpipe.domain.prompt import PromptTemplate, State, render_prompt
+from kpipe.domain.prompt import PromptTemplate, State, abridged, describe, render_prompt, shorter_prompts
 from kpipe.domain.reward import reward
 from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.policy.base import Suggestion, SuggestRequest
@@ -35,6 +36,7 @@ from kpipe.store.records import (
     TokenRecord,
     Trajectory,
 )
+from kpipe.store.sql import clean
 
 PROMPT_TOO_LONG = "prompt_too_long"
 
@@ -60,6 +62,8 @@ class Services:
     harness: str
     device: str
     draining: Callable[[], bool]
+    tally: Counter[str] = field(default_factory=Counter)
+    """Prompts that were trimmed or too long, since the collector started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +75,29 @@ class Position:
     b_evidence: str = ""
 
 
-def start(problem: Problem) -> Position:
-    return Position(State(problem.name, problem.source, problem.source, problem.source))
+def start(problem: Problem, device: str = "cpu") -> Position:
+    return Position(State(problem.name, problem.source, problem.source, problem.source, device=device))
 
 
 def advance(at: Position, turn: StoredTurn) -> Position:
     """The position after a settled turn. A turn without a kernel (a fault) leaves it where it was."""
     if turn.kernel is None or turn.outcome is None:
         return at
-    outcome = Outcome(turn.outcome)
+    outcome, before = Outcome(turn.outcome), at.state
     state = replace(
-        at.state,
-        kernel_a=at.state.kernel_b,
+        before,
+        kernel_a=before.kernel_b,
         kernel_b=turn.kernel,
         suggestion=turn.suggestion,
         outcome=outcome,
         speedup=turn.speedup,
         evidence=turn.evidence,
     )
+    if before.suggestion:
+        tried = f"{abridged(before.suggestion, 200)} -> {describe(before.outcome, before.speedup)}"
+        state = replace(state, history=(*before.history, tried))
+    if outcome is Outcome.CORRECT and (turn.speedup or 0.0) > (before.best_speedup or 0.0):
+        state = replace(state, best_kernel=turn.kernel, best_speedup=turn.speedup)
     if outcome is Outcome.UNCHANGED:
         return Position(state, at.b_outcome, at.b_evidence)
     return Position(state, outcome, turn.evidence)
@@ -102,7 +111,7 @@ def turn_seed(run_seed: int, group: int, member: int, ordinal: int) -> int:
 
 async def run_trajectory(s: Services, group: Group, stored: StoredProblem, trajectory: Trajectory) -> None:
     """Play or resume one trajectory to its end. Raises Draining when the collector stops."""
-    at = start(stored.problem)
+    at = start(stored.problem, s.device)
     known = await s.db.aread(rollouts.turns, trajectory.id)
     turns = s.config.collect.max_steps_per_episode
     for ordinal in range(turns):
@@ -123,8 +132,13 @@ async def _suggest(
     s: Services, group: Group, trajectory: Trajectory, at: Position, ordinal: int
 ) -> StoredTurn:
     prompt = render_prompt(s.template, at.state)
-    request = SuggestRequest(prompt, turn_seed(s.seed, group.ordinal, trajectory.member, ordinal))
+    seed = turn_seed(s.seed, group.ordinal, trajectory.member, ordinal)
+    request = SuggestRequest(prompt, seed, shorter_prompts(s.template, at.state))
     said, version_id = await s.suggester.suggest(request)
+    if said.prompt:
+        prompt = said.prompt
+        s.tally["prompts_trimmed"] += 1
+    s.tally["prompts_too_long"] += said.finish_reason == PROMPT_TOO_LONG
     tokens = TokenRecord(
         list(said.prompt_ids),
         list(said.completion_ids),
@@ -132,14 +146,16 @@ async def _suggest(
         dict(said.sampling),
         said.finish_reason,
     )
-    new = SuggestedTurn(trajectory.id, ordinal, version_id, prompt, s.template.sha, said.text, tokens)
+    # As it will be read by whoever resumes: the coder must be asked the same, byte for byte.
+    text = clean(said.text)
+    new = SuggestedTurn(trajectory.id, ordinal, version_id, prompt, s.template.sha, text, tokens)
     (turn_id,) = await s.db.awrite(rollouts.record_suggestions, [new])
     return StoredTurn(
         id=turn_id,
         trajectory_id=trajectory.id,
         ordinal=ordinal,
         state="suggested",
-        suggestion=said.text,
+        suggestion=text,
         finish_reason=said.finish_reason,
         kernel=None,
         evaluation_id=None,
@@ -164,14 +180,15 @@ async def _implement(
     )
     if reply.kernel is None:
         return await _settle(s, turn, last=last, fault="coder_failed", call=reply.call)
-    turn = replace(turn, kernel=reply.kernel)
-    if same_code(reply.kernel, at.state.kernel_b) or same_as_reference(reply.kernel, stored.problem.source):
+    kernel = clean(reply.kernel)
+    turn = replace(turn, kernel=kernel)
+    if same_code(kernel, at.state.kernel_b) or same_as_reference(kernel, stored.problem.source):
         return await _settle(s, turn, last=last, outcome=Outcome.UNCHANGED, call=reply.call)
     evaluation = await s.db.awrite(
         rollouts.record_kernel,
         turn.id,
         reply.call,
-        reply.kernel,
+        kernel,
         problem_id=stored.id,
         harness=s.harness,
         device=s.device,

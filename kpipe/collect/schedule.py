@@ -8,6 +8,9 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
+EXPLORED = 0.05
+"""Weight of a problem that is always or never solved, where one that is solved half of the time has 1."""
+
 
 def problem_for(problems: Sequence[T], ordinal: int, seed: int, how: Literal["uniform", "round_robin"]) -> T:
     """The problem of group `ordinal`: a function of the seed, so a restart draws the same one.
@@ -22,6 +25,19 @@ def problem_for(problems: Sequence[T], ordinal: int, seed: int, how: Literal["un
     order = list(range(len(problems)))
     random.Random(f"{seed}/lap {lap}").shuffle(order)
     return problems[order[place]]
+
+
+def by_solve_rate(problems: Sequence[T], solved: Sequence[tuple[int, int]], ordinal: int, seed: int) -> T:
+    """A problem drawn by how much its group is likely to teach: most often one that is solved half of the time.
+
+    A group whose members all succeed or all fail has no advantage to learn from. `solved` has (solved turns, turns)
+    of each problem; a problem that was never tried counts as solved half of the time.
+    """
+    if not problems:
+        raise ValueError("no problems")
+    rates = [(wins + 1) / (turns + 2) for wins, turns in solved]
+    weights = [max(EXPLORED, 4 * rate * (1 - rate)) for rate in rates]
+    return random.Random(f"{seed}/{ordinal}").choices(problems, weights)[0]
 
 
 def may_start(

@@ -18,7 +18,7 @@ from kpipe.errors import ConfigError
 
 ENV_PREFIX = "KPIPE_"
 DEFAULT_PRESET = "embedded"
-_PRIVATE = ("coder.base_url", "coder.api_key_env")
+_PRIVATE = ("coder.base_url", "coder.api_key_env", "policy.base_url", "policy.api_key_env")
 """Wrong values of these are not repeated in messages: people put keys there."""
 
 

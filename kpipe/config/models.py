@@ -13,6 +13,25 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
+def _address(value: str, key_setting: str) -> str:
+    if not value:
+        return value
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("is no address like http://localhost:8000/v1")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(
+            f"holds a user name or password, and would be stored with the run; use {key_setting}"
+        )
+    return value
+
+
+def _variable_name(value: str) -> str:
+    if value and not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
+        raise ValueError("is the name of an environment variable, never the key itself")
+    return value
+
+
 class ProblemsConfig(Section):
     """Which problems a run samples."""
 
@@ -27,16 +46,31 @@ class ProblemsConfig(Section):
 class PolicyConfig(Section):
     """Who suggests."""
 
-    kind: Literal["tiny", "local"] = Field(
-        "tiny", description="tiny: built on the spot; local: a transformers model"
+    kind: Literal["tiny", "local", "server"] = Field(
+        "tiny",
+        description="tiny: built on the spot; local: a transformers model; server: one that vLLM or SGLang serves",
     )
-    model: str = Field("Qwen/Qwen2-0.5B-Instruct", description="directory or hub id, for kind = local")
+    model: str = Field(
+        "Qwen/Qwen2-0.5B-Instruct", description="directory or hub id, for kind = local and kind = server"
+    )
+    base_url: str = Field("", description="address of the server, for kind = server")
+    engine: Literal["auto", "vllm", "sglang"] = Field(
+        "auto", description="the server's protocol: /v1/completions or /generate; auto: as it names itself"
+    )
+    served_model: str = Field("", description="model name at the server; empty means the one that it lists")
+    api_key_env: str = Field(
+        "", description="environment variable with the server's key; empty: no key is sent"
+    )
+    concurrency: int = Field(256, gt=0, description="requests in flight at the server")
+    timeout_s: float = Field(
+        600.0, gt=0, description="deadline of one suggestion by the server, retries included"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and arithmetic")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1 ...")
     temperature: float = Field(1.0, gt=0, description="sampling temperature; the trainer applies it as well")
     max_new_tokens: int = Field(40, gt=0, description="length limit of a suggestion")
     max_prompt_tokens: int = Field(2048, gt=0, description="longer prompts end the trajectory as a fault")
-    prompt: str = Field("compact", description="template in kpipe/prompts")
+    prompt: str = Field("compact", description="template in kpipe/prompts, or path of a .txt file")
     batch_size: int = Field(64, gt=0, description="prompts sampled together")
     batch_wait_s: float = Field(
         0.05, ge=0, description="how long a prompt waits for others to join its batch"
@@ -45,6 +79,16 @@ class PolicyConfig(Section):
     threads: int = Field(
         0, ge=0, description="CPU threads for sampling; 0 means all that the process may use"
     )
+
+    @field_validator("base_url")
+    @classmethod
+    def _address_without_secrets(cls, value: str) -> str:
+        return _address(value, "policy.api_key_env")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _name_not_key(cls, value: str) -> str:
+        return _variable_name(value)
 
 
 class CoderConfig(Section):
@@ -88,23 +132,12 @@ class CoderConfig(Section):
     @field_validator("base_url")
     @classmethod
     def _address_without_secrets(cls, value: str) -> str:
-        if not value:
-            return value
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-            raise ValueError("is no address like http://localhost:8000/v1")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError(
-                "holds a user name or password, and would be stored with the run; use coder.api_key_env"
-            )
-        return value
+        return _address(value, "coder.api_key_env")
 
     @field_validator("api_key_env")
     @classmethod
     def _name_not_key(cls, value: str) -> str:
-        if value and not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
-            raise ValueError("is the name of an environment variable, never the key itself")
-        return value
+        return _variable_name(value)
 
 
 class CollectConfig(Section):
@@ -118,8 +151,14 @@ class CollectConfig(Section):
     )
     max_steps_per_episode: int = Field(4, ge=1, description="refinement turns of one trajectory")
     max_off_policy_steps: int = Field(1, ge=0, description="how many updates old a trained group may be")
-    sampling: Literal["uniform", "round_robin"] = Field("round_robin", description="how problems are drawn")
+    sampling: Literal["uniform", "round_robin", "by_solve_rate"] = Field(
+        "round_robin",
+        description="how problems are drawn; by_solve_rate: most often those that are solved half of the time",
+    )
     lease_s: float = Field(20.0, gt=0, description="a collector that is silent for so long loses its groups")
+    drain_s: float = Field(
+        25.0, ge=0, description="after SIGTERM, how long paid coder calls may still take to come in"
+    )
 
 
 class EvaluateConfig(Section):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from kpipe.policy.base import Suggestion, SuggestRequest
 
 
 def encode(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
@@ -18,6 +21,35 @@ def encode(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
         tokenize=False,
     )
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The token ids that are read, of `prompt` if that is not the request's own; `ids` may still be too long."""
+
+    ids: list[int]
+    prompt: str = ""
+    trims: int = 0
+
+    def note(self) -> dict[str, int]:
+        """What is stored with the sample."""
+        return {"prompt_trims": self.trims} if self.trims else {}
+
+
+def too_long(fitted: Fitted, sampling: Mapping[str, Any]) -> Suggestion:
+    """The answer to a prompt that does not fit, however much was taken out of it."""
+    return Suggestion("", fitted.ids, [], [], "prompt_too_long", sampling, fitted.prompt)
+
+
+def fit(tokenizer: Any, requests: Sequence[SuggestRequest], limit: int) -> list[Fitted]:
+    """Each request's prompt, or the first of its shorter ones that has at most `limit` tokens, or its shortest."""
+    fitted = [Fitted(ids) for ids in encode(tokenizer, [r.prompt for r in requests])]
+    for i, request in enumerate(requests):
+        for trims, text in enumerate(request.shorter, 1):
+            if len(fitted[i].ids) <= limit:
+                break
+            fitted[i] = Fitted(encode(tokenizer, [text])[0], text, trims)
+    return fitted
 
 
 def stop_ids(tokenizer: Any, config: Any) -> frozenset[int]:

@@ -101,6 +101,17 @@ def check_architecture(model: Any, path: Path) -> None:
         )
 
 
+def read_config(path: Path) -> Any:
+    """The model's configuration at `path`. Raises PolicyError."""
+    try:
+        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise PolicyError(
+            f"The checkpoint {path} cannot be loaded: {_first_line(error)}",
+            "Use a complete checkpoint of a text model that this version of transformers knows.",
+        ) from None
+
+
 def read_tokenizer(path: Path) -> Any:
     """The tokenizer at `path`, with a chat template and an end token. Raises PolicyError."""
     try:

@@ -12,7 +12,7 @@ import transformers
 from kpipe.config import PolicyConfig
 from kpipe.errors import PolicyError
 from kpipe.policy.base import FinishReason, Suggestion, SuggestRequest
-from kpipe.policy.chat import encode, fingerprint, stop_ids
+from kpipe.policy.chat import Fitted, encode, fingerprint, fit, stop_ids, too_long
 from kpipe.policy.checkpoint import check_architecture, choose_device, locate, read_model, read_tokenizer
 from kpipe.policy.files import checkpoint_files, ensure_directory
 from kpipe.policy.sampling import Drawn, sample, uniforms
@@ -61,19 +61,24 @@ class LocalPolicy:
 
     def suggest(self, requests: Sequence[SuggestRequest]) -> list[Suggestion]:
         """One suggestion per request, in their order; a prompt over the limit gets none."""
-        prompts = encode(self.tokenizer, [request.prompt for request in requests])
         limit = self._longest_prompt()
+        fitted = fit(self.tokenizer, requests, limit)
+        prompts = [f.ids for f in fitted]
         said: dict[int, Suggestion] = {
-            i: Suggestion("", prompt, [], [], "prompt_too_long", self._sampling_of(requests[i]))
-            for i, prompt in enumerate(prompts)
-            if len(prompt) > limit
+            i: too_long(f, self._sampling_of(requests[i], f))
+            for i, f in enumerate(fitted)
+            if len(f.ids) > limit
         }
         rest = [i for i in range(len(prompts)) if i not in said]
         for rows in self._batches(rest, prompts):
             draws = torch.stack([uniforms(requests[i].seed, self.config.max_new_tokens) for i in rows])
             for i, drawn in zip(rows, self._sample([prompts[i] for i in rows], draws), strict=True):
-                said[i] = self._suggestion(requests[i], prompts[i], drawn)
+                said[i] = self._suggestion(requests[i], fitted[i], drawn)
         return [said[i] for i in range(len(requests))]
+
+    def room(self, prompts: Sequence[str]) -> list[int]:
+        limit = self._longest_prompt()
+        return [limit - len(ids) for ids in encode(self.tokenizer, prompts)]
 
     def _sample(self, prompts: list[list[int]], draws: torch.Tensor) -> list[Drawn]:
         try:
@@ -84,14 +89,15 @@ class LocalPolicy:
                 "Lower policy.batch_size or policy.max_prompt_tokens.",
             ) from None
 
-    def _suggestion(self, request: SuggestRequest, prompt: list[int], drawn: Drawn) -> Suggestion:
+    def _suggestion(self, request: SuggestRequest, fitted: Fitted, drawn: Drawn) -> Suggestion:
         spoken = drawn.ids[:-1] if drawn.stopped else drawn.ids
         text = self.tokenizer.decode(spoken, skip_special_tokens=True).strip()
         reason: FinishReason = "stop" if drawn.stopped else "length"
-        return Suggestion(text, prompt, drawn.ids, drawn.logprobs, reason, self._sampling_of(request))
+        sampling = self._sampling_of(request, fitted)
+        return Suggestion(text, fitted.ids, drawn.ids, drawn.logprobs, reason, sampling, fitted.prompt)
 
-    def _sampling_of(self, request: SuggestRequest) -> dict[str, object]:
-        return {**self._sampling, "seed": request.seed}
+    def _sampling_of(self, request: SuggestRequest, fitted: Fitted) -> dict[str, object]:
+        return {**self._sampling, "seed": request.seed, **fitted.note()}
 
     def _longest_prompt(self) -> int:
         """The configured limit, or what the model's positions leave beside the new tokens."""

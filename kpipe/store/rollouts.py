@@ -44,6 +44,7 @@ __all__ = [
     "record_suggestions",
     "renew_group",
     "settle",
+    "solved",
     "trajectories",
     "turns",
 ]
@@ -305,6 +306,29 @@ def counts(conn: sa.Connection, run_id: int, max_off_policy_steps: int = 0) -> d
     by_state = sa.select(g.c.state, sa.func.count()).where(g.c.run_id == run_id).group_by(g.c.state)
     known = ahead(conn, run_id, max_off_policy_steps)
     return {"complete": 0, "failed": 0, **dict(fetch(conn, by_state)), **known}
+
+
+def solved(conn: sa.Connection, run_id: int, groups: int) -> dict[int, tuple[int, int]]:
+    """By problem id: turns with a correct kernel that is faster than the reference, and all turns with a reward,
+    in the run's last `groups` groups.
+    """
+    recent = (
+        sa.select(rollout_group.c.id, rollout_group.c.problem_id)
+        .where(rollout_group.c.run_id == run_id)
+        .order_by(rollout_group.c.ordinal.desc())
+        .limit(groups)
+        .subquery()
+    )
+    won = sa.case((sa.and_(turn.c.outcome == "correct", evaluation.c.speedup > 1.0), 1), else_=0)
+    query = (
+        sa.select(recent.c.problem_id, sa.func.sum(won), sa.func.count())
+        .join_from(recent, trajectory, trajectory.c.group_id == recent.c.id)
+        .join(turn, turn.c.trajectory_id == trajectory.c.id)
+        .outerjoin(evaluation, turn.c.evaluation_id == evaluation.c.id)
+        .where(turn.c.reward.is_not(None))
+        .group_by(recent.c.problem_id)
+    )
+    return {problem_id: (int(wins), count) for problem_id, wins, count in fetch(conn, query)}
 
 
 def call_usd(conn: sa.Connection, run_id: int) -> float:

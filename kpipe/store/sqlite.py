@@ -46,7 +46,6 @@ NETWORK_FILE_SYSTEMS = {
         "fuse.juicefs",
     ),
 }
-_MAGIC = b"SQLite format 3\0"
 
 
 class Gate:
@@ -107,12 +106,16 @@ def _inspect_content(path: Path) -> None:
         raise StoreError(
             f"{path} cannot be read and written by this user.", "Check its owner and permissions."
         )
-    with path.open("rb") as file:
-        head = file.read(len(_MAGIC))
-    if head and head != _MAGIC:
-        raise StoreError(
-            f"{path} is not a kpipe database: it is no SQLite file.", "Give another path with --db."
-        )
+    # Never by opening the file ourselves: closing it would drop the locks that SQLite holds on it for other
+    # connections of this process, and another process would then delete the log that they still write to.
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=0)) as raw:
+        try:
+            raw.execute("PRAGMA schema_version")
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+                raise StoreError(
+                    f"{path} is not a kpipe database: it is no SQLite file.", "Give another path with --db."
+                ) from None
 
 
 def _may(path: Path, what: int) -> bool:

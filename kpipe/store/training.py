@@ -198,10 +198,12 @@ def _fresh(run_id: int, oldest_step: int, *, stale: bool = False) -> sa.Select[A
     return (
         sa.select(rollout_group.c.id)
         .join_from(rollout_group, trajectory)
-        .join(turn)
+        .join(problem, rollout_group.c.problem_id == problem.c.id)
+        .join(turn, turn.c.trajectory_id == trajectory.c.id)
         .join(policy_version, turn.c.policy_version_id == policy_version.c.id)
         .where(
             rollout_group.c.run_id == run_id,
+            problem.c.split == word("train"),  # what is held out is measured, never trained on
             rollout_group.c.state == word("complete"),
             rollout_group.c.consumed_step.is_(None),
         )

@@ -112,6 +112,11 @@ def test_a_run_keeps_its_configuration(tmp_path: Path) -> None:
     )
 
 
+def test_held_out_problems_are_not_collected(tmp_path: Path) -> None:
+    done = kpipe("collect", "--set", "problems.split=all", "--set", "problems.names=[]", cwd=tmp_path)
+    assert_refused(done, "held-out", "problems.split=train")
+
+
 def test_no_compiler(tmp_path: Path) -> None:
     done = kpipe("run", cwd=tmp_path, env={"PATH": str(tmp_path)})
     assert_refused(done, "compiler")

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from kpipe.collect.schedule import may_start, problem_for
+from kpipe.collect.schedule import by_solve_rate, may_start, problem_for
 
 ROOM = {"trainer_step": 0, "max_steps": 100, "groups_per_step": 4, "max_off_policy_steps": 1}
 
@@ -59,3 +59,20 @@ def test_nothing_is_started_that_no_update_would_use() -> None:
     assert may_start(running=0, fresh=3, **end)
     assert not may_start(running=0, fresh=4, **end)
     assert not may_start(running=0, fresh=0, **(ROOM | {"trainer_step": 100}))
+
+
+def test_by_solve_rate_prefers_what_is_solved_half_of_the_time() -> None:
+    solved = [(0, 40), (20, 40), (40, 40), (0, 0)]
+    counts = Counter(by_solve_rate("nhae", solved, i, 0) for i in range(4000))
+    assert counts["h"] > 3 * counts["n"]
+    assert counts["h"] > 3 * counts["a"]
+    assert counts["e"] > 3 * counts["n"], "what was never tried is tried"
+    assert min(counts["n"], counts["a"]) > 40, "what is never solved now may be solved later"
+    assert [by_solve_rate("nhae", solved, i, 3) for i in range(50)] == [
+        by_solve_rate("nhae", solved, i, 3) for i in range(50)
+    ]
+
+
+def test_by_solve_rate_of_nothing() -> None:
+    with pytest.raises(ValueError, match="no problems"):
+        by_solve_rate([], [], 0, 0)
