@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +15,7 @@ from kpipe.store.records import CoderCall
 from kpipe.store.sql import fetch_one, insert
 
 _SUMS = ("tokens_in", "tokens_out", "usd", "seconds", "attempts")
-_ID = sa.select(coder_call.c.id).where(coder_call.c.key_sha == sa.bindparam("key"))
+_ID = sa.select(coder_call.c.id, coder_call.c.reply_sha).where(coder_call.c.key_sha == sa.bindparam("key"))
 _request, _reply = blob.alias("request"), blob.alias("reply")
 _CALL = (
     sa.select(
@@ -45,7 +47,8 @@ def record(conn: sa.Connection, call: CoderCall | None, addresses: dict[str, str
     """The call's row; `addresses` holds those of its texts.
 
     An answer takes the place of an earlier failure under the same key, and what both cost is added up.
-    An answered call stays as it is: it came from here.
+    An answered call stays as it is: it came from here. A second answer to the same request, which two processes
+    paid for at the same moment, is a row of its own.
     """
     if call is None:
         return None
@@ -59,7 +62,13 @@ def record(conn: sa.Connection, call: CoderCall | None, addresses: dict[str, str
     }
     payments.settle(conn, call.key, call.usd)
     added: int | None = conn.execute(_upsert(conn.dialect.name), row).scalar_one_or_none()
-    return conn.execute(_ID, {"key": call.key}).scalar_one() if added is None else added
+    if added is not None:
+        return added
+    known, reply = conn.execute(_ID, {"key": call.key}).one()
+    if row["reply_sha"] in (None, reply):
+        return int(known)
+    again = hashlib.sha256(f"{call.key} {row['reply_sha']}".encode()).hexdigest()
+    return record(conn, replace(call, key=again), addresses)
 
 
 def keep(conn: sa.Connection, call: CoderCall) -> None:

@@ -226,3 +226,22 @@ def test_a_failed_call_is_no_answer_but_is_paid_for(world: World) -> None:
     assert answered is not None
     assert (answered.reply, answered.error, answered.usd, answered.attempts) == ("a reply", None, 0.75, 2)
     assert world.db.read(rollouts.call_usd, world.run.id) == 0.75
+
+
+def test_a_second_answer_to_the_same_request_is_a_row_of_its_own(world: World, query: Query) -> None:
+    """Two processes asked the same at the same moment: both answers were paid, and each made its kernel."""
+    _, members = world.open_group(3)
+    first, second, third = map(world.suggest, members)
+    world.implement(first, "kernel one", call(reply="reply one"))
+    for _ in range(2):  # the second time as after a kill in between
+        world.implement(second, "kernel two", call(reply="reply two"))
+    world.implement(third, "kernel one", world.db.read(rollouts.cached_call, "key"))
+    paid = query("SELECT sum(usd), sum(attempts), count(*) FROM coder_call")
+    assert paid == [(1.0, 2, 2)]
+    said = query(
+        "SELECT b.body FROM turn t JOIN coder_call c ON c.id = t.coder_call_id"
+        " JOIN blob b ON b.sha = c.reply_sha ORDER BY t.id"
+    )
+    assert len(said) == 3
+    assert said[0] == said[2] != said[1]
+    world.db.read(verify)
