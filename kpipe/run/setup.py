@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kpipe import __version__, problems
+from kpipe.coder.endpoint import find_endpoint
 from kpipe.config import Config, Loaded, from_json, keys, value_of
 from kpipe.errors import UsageError
 from kpipe.policy.owner import refuse_taken
@@ -71,14 +73,18 @@ class Prepared:
 def prepare(db: Database, name: str, loaded: Loaded) -> Prepared:
     """Create the run, or take up the stored one with what may change changed.
 
-    Raises UsageError when the new configuration contradicts the stored one, and PolicyError when the models
-    of another run lie where those of a new one would.
+    Raises UsageError when the new configuration contradicts the stored one, PolicyError when the models of
+    another run lie where those of a new one would, and CoderError when its coder has no key.
     """
     if loaded.config.problems.suite == problems.BUILTIN_SUITE:
         db.write(_add_builtin)
     stored = db.read(runs.get, name)
     if stored is None:
         config = loaded.config
+        if config.coder.kind == "openai":
+            find_endpoint(
+                config.coder, os.environ
+            )  # a missing key is said before the run is stored with this coder
         refuse_taken((Path(config.output_dir) / name).resolve())
         run = db.write(runs.create, name, config.model_dump(mode="json"), config.seed, __version__)
         return Prepared(run, config, resumed=False)
