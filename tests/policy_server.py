@@ -9,6 +9,7 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -200,4 +201,10 @@ class PolicyServer:
 
     @staticmethod
     def _read(path: Path) -> Any:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        with (
+            TemporaryDirectory() as whole
+        ):  # a checkpoint that plays an adapter, whether peft is installed or not
+            for file in path.iterdir():
+                if file.name != "adapter_config.json":
+                    (Path(whole) / file.name).symlink_to(file.resolve())
+            return AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32).eval()
