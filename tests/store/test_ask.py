@@ -194,6 +194,7 @@ def test_the_formats_as_they_are_typed(played: World, database_url: str) -> None
     table = typed(database_url, sql, "--format", "table")
     assert table.splitlines()[0].split() == ["n", "reward", "fault", "state"]
     assert table.splitlines()[-1] == "(4 rows)"
+    assert len(typed(database_url, sql, "--limit", "9" * 23).splitlines()) == 5
     assert typed(database_url, sql, "--limit", "0") == "n,reward,fault,state\n"
 
 
