@@ -68,7 +68,7 @@ def test_a_writer_killed_in_mid_transaction(
     wait_for(writer, "in the middle\n")
     writer.kill()
     writer.wait()
-    world = World.make(database, "of the living")
+    world = World.make(database, "of-the-living")
     world.complete_group()
     facts = database.read(verify)
     assert facts["turns"] == 4 * (groups + 1)
