@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_DB = "sqlite:///kpipe.db"
+LARGEST_ID = 2**63 - 1
 
 Db = Annotated[
     str,

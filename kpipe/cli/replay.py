@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kpipe.cli.options import DEFAULT_DB, Db, Json, RunName, Set
+from kpipe.cli.options import DEFAULT_DB, LARGEST_ID, Db, Json, RunName, Set
 
 if TYPE_CHECKING:
     from kpipe.store.database import Database
@@ -151,11 +151,13 @@ def score(
 def evaluate(
     name: RunName = "default",
     sample: Annotated[
-        int | None, typer.Option(help="So many kernels, drawn evenly. Default: 10.", min=1)
+        int | None, typer.Option(help="So many kernels, drawn evenly. Default: 10.", min=1, max=LARGEST_ID)
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="The fastest kernel of every problem.")] = False,
     problem: Annotated[str | None, typer.Option(help="All kernels of this problem.")] = None,
-    turn: Annotated[int | None, typer.Option(metavar="ID", help="The kernel of this turn.")] = None,
+    turn: Annotated[
+        int | None, typer.Option(metavar="ID", min=0, max=LARGEST_ID, help="The kernel of this turn.")
+    ] = None,
     same_seeds: Annotated[
         bool, typer.Option("--same-seeds", help="The inputs of the stored verdict, not fresh ones.")
     ] = False,
@@ -191,7 +193,7 @@ def evaluate(
 
 @app.command()
 def trajectory(
-    number: Annotated[int, typer.Argument(metavar="ID", help="Id of the trajectory.")],
+    number: Annotated[int, typer.Argument(metavar="ID", min=0, max=LARGEST_ID, help="Id of the trajectory.")],
     turn: Annotated[int | None, typer.Option(help="Only this turn; turns count from 0.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Do not wait between turns.")] = False,
     play: Annotated[

@@ -35,4 +35,10 @@ def sql(
     console = Console()
     form = form or (Format.TABLE if console.is_terminal else Format.CSV)
     with Database.open(db) as database, ask(database, text) as answer:
-        write(sys.stdout, form, answer.columns, islice(answer.rows, limit), console.width)
+        write(
+            sys.stdout,
+            form,
+            answer.columns,
+            islice(answer.rows, None if limit is None else min(limit, sys.maxsize)),
+            console.width,
+        )

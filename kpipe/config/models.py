@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+PUBLIC_OPTIONS = ("api-version", "api_version", "version", "deployment", "region")
+"""What the query of an address may say: it is stored with the run, and keys are often sent in one."""
+LARGEST = 2**63 - 1
+"""The largest whole number that a database holds."""
 
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    @field_validator("*")
+    @classmethod
+    def _fits_the_database(cls, value: object) -> object:
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and not -LARGEST <= number <= LARGEST:
+                raise ValueError(f"is too large: whole numbers end at {LARGEST}")
+        return value
 
 
 def _address(value: str, key_setting: str) -> str:
@@ -22,6 +35,12 @@ def _address(value: str, key_setting: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise ValueError(
             f"holds a user name or password, and would be stored with the run; use {key_setting}"
+        )
+    names = [name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    if parts.fragment or not set(names) <= set(PUBLIC_OPTIONS):
+        raise ValueError(
+            f"may have a query of {', '.join(PUBLIC_OPTIONS)} only, because it is stored with the run;"
+            f" a key belongs into the environment, see {key_setting}"
         )
     return value
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kpipe import __version__
+from kpipe.domain.names import check_run_name
 from kpipe.errors import StoreError
 from kpipe.exchange import formats, manifest
 from kpipe.exchange.folder import new_folder
@@ -36,6 +37,10 @@ def import_(source: Path, url: str) -> tuple[str, Manifest]:
     Nothing is kept unless all of it arrives as it was. Raises StoreError.
     """
     found = manifest.read(source, schema.revisions()[-1], portable.tables())
+    column = [field.name for field in portable.fields("run")].index("name")
+    for batch in _rows(source, found, "run"):
+        for row in batch:
+            check_run_name(str(row[column]))
     with copying.open_target(url) as db:
         copying.fill(db, lambda table: _rows(source, found, table), found.digest)
         return db.name, found

@@ -18,6 +18,7 @@ import torch
 
 from kpipe import __version__
 from kpipe.config import Config, RewardConfig, from_json, keys, load, value_of
+from kpipe.domain.names import check_run_name
 from kpipe.domain.near import near
 from kpipe.errors import UsageError
 from kpipe.policy.files import checkpoint_files, ensure_directory
@@ -126,6 +127,7 @@ def _changed(config: Config, overrides: Sequence[str], reward: RewardConfig | No
 
 def carry_out(db: Database, plan: Plan, into: str) -> tuple[Run, list[TrainStep]]:
     """Train the new run; one that was stopped goes on. Its updates so far. Raises KpipeError."""
+    check_run_name(into)
     run = db.read(runs.get, into)
     if run is not None and db.read(events.details, LINEAGE, "run", run.id) != [plan.lineage()]:
         raise UsageError(

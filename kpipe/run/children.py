@@ -26,6 +26,7 @@ class Child:
     arguments: Sequence[str]
     log: Path
     cores: frozenset[int] = frozenset()
+    environment: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     deaths: deque[float] = field(default_factory=deque)
 
@@ -45,6 +46,7 @@ class Child:
         cores = ",".join(str(c) for c in sorted(self.cores))
         return {
             **os.environ,
+            **self.environment,
             "KPIPE_SUPERVISOR": str(os.getpid()),
             "KPIPE_CPUS": cores,
             "PYTHONUNBUFFERED": "1",

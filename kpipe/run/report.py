@@ -14,7 +14,7 @@ from rich.text import Text
 from kpipe.config import DEFAULT_DB, Config
 from kpipe.run.summary import Rise, rise, verdict_sentence
 from kpipe.store import inspect, policies
-from kpipe.store.database import Database
+from kpipe.store.database import Database, without_password
 from kpipe.store.records import Run
 
 OFFLINE_NOTE = (
@@ -89,9 +89,10 @@ def _suggestions(db: Database, run: Run, rewards: Mapping[int, Sequence[float]])
 
 
 def options(run_name: str, db_url: str) -> str:
-    """What to add to `kpipe run` to mean this run of this database."""
+    """What to add to `kpipe run` to mean this run of this database. Passwords are stars."""
     words = [] if run_name in ("", "default") else ["--run", run_name]
-    words += [] if db_url == DEFAULT_DB else ["--db", db_url]
+    meant_anyway = os.environ.get("KPIPE_DB") or DEFAULT_DB
+    words += [] if db_url == meant_anyway else ["--db", without_password(db_url)]
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
@@ -101,7 +102,11 @@ def _next_steps(console: Console, db: Database, db_url: str, run: Run) -> None:
         console.print("final model:", os.path.relpath(newest.path), soft_wrap=True, highlight=False)
     here = options("", db_url)
     path = db_url.removeprefix("sqlite:///")
-    client = f"sqlite3 {shlex.quote(path)}" if path != db_url else f"psql {shlex.quote(db_url)} -c"
+    client = (
+        f"sqlite3 {shlex.quote(path)}"
+        if path != db_url
+        else f"psql {shlex.quote(without_password(db_url))} -c"
+    )
     question = '"SELECT * FROM v_best"'
     console.print("next:")
     for line in (

@@ -33,14 +33,15 @@ class Supervisor:
         self.tick = tick
         self.interrupts = 0
         logs = log_dir(prepared.config, prepared.run.name)
-        arguments = ["--run", prepared.run.name, "--db", db_url]
+        arguments = ["--run", prepared.run.name]
+        where = {"KPIPE_DB": db_url}  # not on the command line: everybody on the machine can read that
         free = cores_beside_the_clock()
         # Strictly on-policy, nothing is timed while an update is made: the trainer may use the clock's core, too.
         alone = prepared.config.collect.max_off_policy_steps == 0
         self.children = [
-            Child("evaluate", arguments, logs / "evaluate.log"),
-            Child("collect", arguments, logs / "collect.log", free),
-            Child("train", arguments, logs / "train.log", frozenset() if alone else free),
+            Child("evaluate", arguments, logs / "evaluate.log", environment=where),
+            Child("collect", arguments, logs / "collect.log", free, where),
+            Child("train", arguments, logs / "train.log", frozenset() if alone else free, where),
         ]
 
     def run_to_end(self) -> bool:

@@ -1,7 +1,8 @@
 """One question in SQL, as a person typed it. The database itself refuses to change anything.
 
 SQLite: the file is opened read-only, `query_only` is on, and an authorizer keeps other files away.
-Postgres: a READ ONLY transaction, and the extended protocol, which takes exactly one statement.
+Postgres: a READ ONLY transaction, and the extended protocol, which takes exactly one statement and tells
+the columns of its answer beforehand. One without columns (COPY, DO, SET, a write) is never executed.
 """
 
 from __future__ import annotations
@@ -82,11 +83,7 @@ def _postgres(db: Database, sql: str) -> Iterator[Answer]:
         raw = conn.connection.driver_connection
         assert isinstance(raw, psycopg.Connection)
         if not (columns := _described(raw, sql)):
-            try:
-                raw.execute(sql.encode(), prepare=True)
-            finally:
-                conn.invalidate()  # whatever it did to the connection (COPY, SET), nobody inherits it
-            raise _no_question()
+            raise _no_question()  # READ ONLY would let COPY ... TO PROGRAM through
         stream = cast("Generator[Any, None, None]", raw.cursor().stream(sql.encode()))
         with closing(stream) as rows:  # what a reader leaves unread is cancelled
             yield Answer(columns, (tuple(map(plain, row)) for row in rows))
@@ -138,4 +135,7 @@ def _names(conn: sa.Connection) -> list[str]:
 
 
 def _no_question() -> UsageError:
-    return UsageError("The statement has no answer.", "Ask with one SELECT, WITH, VALUES or EXPLAIN.")
+    return UsageError(
+        "The statement has no answer and was refused: `kpipe sql` is read-only.",
+        "Ask with one SELECT, WITH, VALUES or EXPLAIN.",
+    )

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from kpipe.errors import StoreError, StoreLost
 from kpipe.store import schema, sqlite
-from kpipe.store.failures import DEADLOCKS, explained, is_lost, sqlstate
+from kpipe.store.failures import BAD_OPTION, DEADLOCKS, explained, is_lost, sqlstate
 from kpipe.store.sql import dump_json
 
 P = ParamSpec("P")
@@ -32,6 +32,7 @@ TRIES = 5
 """How often a transaction that Postgres chose as the victim of a deadlock is run again."""
 PATIENCE_S, RETRY_S = 60.0, 0.25
 """How long a server that was there may be away, for a restart, and how often it is looked for."""
+_SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 
 class Database:
@@ -193,26 +194,63 @@ def parse_url(url: str) -> sa.URL:
     fix = "Use sqlite:///PATH or postgresql://USER@HOST/NAME."
     try:
         parsed = sa.make_url(url)
-    except ArgumentError:
-        raise StoreError(f"{url!r} is no database URL.", fix) from None
+    except (ArgumentError, ValueError):
+        raise StoreError(f"{_harmless(url)!r} is no database URL.", fix) from None
     kind = parsed.get_backend_name()
     if kind == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise StoreError("A database in memory cannot be shared between processes.", fix)
     if kind == "sqlite" and parsed.query:
-        raise StoreError(f"kpipe takes no options in {url!r}.", fix)
+        raise StoreError(f"kpipe takes no options in {_harmless(url)!r}.", fix)
+    if kind == "sqlite" and (parsed.host or parsed.username or parsed.port):
+        raise StoreError(f"{_harmless(url)!r} names a host, but SQLite is a file.", fix)
     if kind not in ("sqlite", "postgresql"):
         raise StoreError(f"kpipe does not speak {kind}.", fix)
+    if "@" in (parsed.host or ""):
+        raise StoreError("The database URL has more than one '@'.", "Write those of a password as %40.")
     return parsed
 
 
+def without_password(url: str) -> str:
+    """The URL as it may be printed. Raises StoreError."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return url
+    plain = parsed.set(drivername="postgresql").difference_update_query(_SECRETS)
+    if plain == parsed and not plain.password:
+        return url
+    return plain.render_as_string(hide_password=True)
+
+
+def _harmless(url: str) -> str:
+    """What can be shown of text that may hold a password anywhere before an '@' or among the options."""
+    _, at, after = url.rpartition("@")
+    return ("..." if at else "") + at + after.partition("?")[0]
+
+
 def _postgres(url: sa.URL) -> tuple[str, sa.Engine, sa.Engine, None]:
-    url = url.set(drivername="postgresql+psycopg")
-    engine = sa.create_engine(
-        url,
-        pool_size=POSTGRES_WRITERS + READERS,
-        pool_pre_ping=True,  # a restarted server costs nobody a transaction
-        json_serializer=dump_json,
-        connect_args={"options": "-c timezone=utc"},
-    )
+    name = without_password(url.render_as_string(hide_password=False))
+    _check_options(url, name)
+    try:
+        engine = sa.create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            pool_size=POSTGRES_WRITERS + READERS,
+            pool_pre_ping=True,  # a restarted server costs nobody a transaction
+            json_serializer=dump_json,
+            connect_args={"options": "-c timezone=utc"},
+        )
+    except ArgumentError as error:
+        raise StoreError(f"{name} is no address: {error}.", BAD_OPTION) from None
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-    return url.set(drivername="postgresql").render_as_string(hide_password=True), engine, reader, None
+    return name, engine, reader, None
+
+
+def _check_options(url: sa.URL, name: str) -> None:
+    """Those of libpq only: SQLAlchemy hands others to Python's driver, where `autocommit` has a meaning."""
+    from psycopg.pq import Conninfo  # only here: SQLite's users need not wait for it
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    for option, value in url.query.items():
+        if option not in known:
+            raise StoreError(f"{name} has the option {option!r}, which Postgres does not know.", BAD_OPTION)
+        if not isinstance(value, str) and option not in ("host", "port"):
+            raise StoreError(f"{name} has the option {option!r} more than once.", BAD_OPTION)

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 from kpipe.errors import StoreError
 
@@ -46,6 +46,7 @@ _POSTGRES = {
 }
 
 _REACH = "Check that the server runs, and the address, user and name of the database (createdb makes one)."
+BAD_OPTION = "Correct the options after the question mark; libpq's manual lists its parameters."
 
 DEADLOCKS = ("40P01", "40001")
 
@@ -67,6 +68,8 @@ def explain(error: Exception, db: str) -> StoreError | None:
     cause: object = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
         known = _lookup(_SQLITE, getattr(cause, "sqlite_errorname", ""))
+    elif isinstance(error, ProgrammingError) and error.statement is None:  # while connecting
+        known = ("{db} cannot be connected to: " + str(cause) + ".", BAD_OPTION)
     elif (state := getattr(cause, "sqlstate", None)) or not isinstance(error, OperationalError):
         known = _lookup(_POSTGRES, state or "")
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from kpipe.domain.names import check_run_name
 from kpipe.errors import StoreError
 from kpipe.store import events
 from kpipe.store.models import run
@@ -17,7 +18,8 @@ _ROW = sa.select(run.c.id, run.c.name, run.c.config, run.c.seed, run.c.code_vers
 
 
 def create(conn: sa.Connection, name: str, config: Mapping[str, Any], seed: int, code_version: str) -> Run:
-    """Raises StoreError when the name is taken."""
+    """Raises StoreError when the name is taken, UsageError when it is none."""
+    check_run_name(name)
     row = {"name": name, "config": dict(config), "seed": seed, "code_version": code_version}
     run_id = add_if_new(conn, run, row)
     if run_id is None:

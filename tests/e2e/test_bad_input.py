@@ -10,6 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from kpipe.cli.app import app
+from kpipe.domain.names import check_run_name
+from kpipe.errors import UsageError
 
 
 def kpipe(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -148,3 +153,33 @@ def test_checkpoint_of_another_architecture(tmp_path: Path) -> None:
     )
     assert_refused(done, "tokenizer")
     shutil.rmtree(base)
+
+
+@pytest.mark.parametrize("name", ["../../evil", "", ".", "a/b", "-x", "x" * 101, "a\nb", "é"])
+def test_a_name_that_is_no_folder_of_its_own(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name of a run"):
+        check_run_name(name)
+    check_run_name("x" * 100)
+
+
+def test_a_run_stays_in_its_folder(tmp_path: Path) -> None:
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    done = kpipe("collect", "--run", "../../evil", cwd=inside)
+    assert_refused(done, "'../../evil' cannot be the name of a run")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert not (inside / "kpipe-runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["replay", "trajectory", "99999999999999999999"],
+        ["replay", "evaluate", "--turn", "99999999999999999999"],
+        ["replay", "evaluate", "--sample", "99999999999999999999"],
+    ],
+)
+def test_numbers_that_no_database_holds(words: list[str]) -> None:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "9223372036854775807" in result.output

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from e2e.test_bad_input import assert_refused, kpipe
 from store.lived_in import lived_in
 from store.store_world import World
@@ -141,3 +142,11 @@ def test_only_directories_that_kpipe_made_are_deleted(folder: Path) -> None:
         "db", "prune", "--run", "second", "--checkpoints", cwd=folder
     )
     assert model.is_dir()
+
+
+def test_an_import_with_a_name_that_leads_elsewhere(folder: Path) -> None:
+    with Database.open(f"sqlite:///{folder / 'kpipe.db'}") as db:
+        db.write(lambda conn: conn.execute(sa.text("UPDATE run SET name = '../evil' WHERE name = 'second'")))
+    said("export", "out", cwd=folder)
+    assert_refused(kpipe("import", "out", "--db", "sqlite:///new.db", cwd=folder), "'../evil' cannot be")
+    assert not (folder / "new.db").exists()

@@ -21,7 +21,7 @@ def hang(conn: sa.Connection, run_id: int) -> None:
 
 if __name__ == "__main__":
     db = Database.open(sys.argv[1])
-    world = World.make(db, "of the dead")
+    world = World.make(db, "of-the-dead")
     for _ in range(int(sys.argv[2])):
         group = world.complete_group()
         print(group.id, flush=True)

@@ -68,7 +68,7 @@ def test_a_writer_killed_in_mid_transaction(
     wait_for(writer, "in the middle\n")
     writer.kill()
     writer.wait()
-    world = World.make(database, "of the living")
+    world = World.make(database, "of-the-living")
     world.complete_group()
     facts = database.read(verify)
     assert facts["turns"] == 4 * (groups + 1)
@@ -105,12 +105,39 @@ def test_a_base_policy_made_twice_is_one(world: World) -> None:
         ("sqlite://", "in memory"),
         ("sqlite:///kpipe.db?mode=ro", "no options"),
         ("mysql://host/kpipe", "does not speak mysql"),
+        ("sqlite://tmp/x.db", "names a host"),
+        ("postgresql://u:s3cret@h:abc/db", r"'...@h:abc/db' is no database URL"),
+        ("postgresql://u:s3cret@[::1/db", "no database URL"),
+        ("postgresql//u:s3cret@h/db", r"'...@h/db' is no database URL"),
+        ("postgresql//h/db?password=s3cret", "no database URL"),
+        ("sqlite:///kpipe.db?password=s3cret", "no options"),
+        ("postgresql://u:one@s3cret@h/db", "more than one '@'"),
     ],
 )
 def test_addresses_that_are_none(url: str, words: str) -> None:
     with pytest.raises(StoreError, match=words) as caught:
         Database.open(url)
-    assert "sqlite:///PATH" in caught.value.fix
+    assert "sqlite:///PATH" in str(caught.value) or "%40" in caught.value.fix
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://u:s3cret@localhost:1/db?foo=bar", "the option 'foo'"),
+        ("postgresql://u:s3cret@localhost:1/db?autocommit=1", "the option 'autocommit'"),
+        ("postgresql://localhost:1/db?password=s3cret&sslmode=disable&sslmode=allow", "more than once"),
+        ("postgresql://u:s3cret@localhost:1/db?connect_timeout=abc", "connect_timeout: 'abc'"),
+        ("postgresql://u:s3cret@/db?host=localhost&port=abc", "is no address"),
+        ("postgresql://u@localhost:1/db?password=s3cret", "cannot be reached"),
+        ("postgresql://u@localhost:1/db?sslpassword=s3cret&sslmode=disable", "cannot be reached"),
+    ],
+)
+def test_addresses_that_lead_nowhere(url: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words) as caught:
+        Database.open(url)
+    assert caught.value.fix
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.postgres

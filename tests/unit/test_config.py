@@ -207,6 +207,10 @@ def test_batch_size_is_that_of_the_groups() -> None:
         "coder.base_url=ftp://host/sk-proj-0123456789",
         "coder.base_url=http://host:70000/sk-proj-0123456789",
         "coder.base_url=http://[sk-proj-0123456789",
+        "coder.base_url=https://host/v1?api-key=sk-proj-0123456789",
+        "coder.base_url=https://host/v1?api-version=1&Key=sk-proj-0123456789",
+        "coder.base_url=https://host/v1?sk-proj-0123456789",
+        "coder.base_url=https://host/v1#sk-proj-0123456789",
     ],
 )
 def test_a_key_in_the_wrong_place_is_refused_and_not_repeated(text: str, tmp_path: Path) -> None:
@@ -216,6 +220,21 @@ def test_a_key_in_the_wrong_place_is_refused_and_not_repeated(text: str, tmp_pat
     section, name = text.partition("=")[0].split(".")
     (tmp_path / "a.toml").write_text(f"[{section}]\n{name} = '{text.partition('=')[2]}'\n")
     assert "0123456789" not in refused(file=tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"seed={2**63}",
+        "seed=99999999999999999999999",
+        "problems.levels=[1, 99999999999999999999]",
+        "problems.levels=[-99999999999999999999]",
+        f"train.max_steps={10**30}",
+    ],
+)
+def test_a_number_that_no_database_holds(text: str) -> None:
+    assert "is too large" in refused(text)
+    assert loaded(f"seed={2**63 - 1}").config.seed == 2**63 - 1
 
 
 @pytest.mark.parametrize(

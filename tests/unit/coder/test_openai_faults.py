@@ -174,7 +174,7 @@ async def test_no_key_in_logs_errors_or_the_ledger(
         answer,
         status(400, message=echo),
     ]
-    coder = coder_for(base_url=f"{server.url}?token={secret}", max_retries=4)
+    coder = coder_for(base_url=f"{server.url}?api-version={secret}", max_retries=4)
     reply = await coder.implement(request())
     assert reply.kernel is None
     said = "\n".join(
@@ -187,7 +187,9 @@ async def test_no_key_in_logs_errors_or_the_ledger(
 
 
 def test_an_endpoint_does_not_show_its_key() -> None:
-    endpoint = find_endpoint(CoderConfig(base_url="https://host/v1?key=abcdef"), {"OPENAI_API_KEY": KEY})
+    endpoint = find_endpoint(
+        CoderConfig(base_url="https://host/v1?api-version=abcdef"), {"OPENAI_API_KEY": KEY}
+    )
     assert endpoint.key == KEY
     assert KEY not in repr(endpoint)
     assert "abcdef" not in repr(endpoint)
