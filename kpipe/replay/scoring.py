@@ -1,7 +1,7 @@
 """Rewards, returns and advantages again: stored verdicts under another formula, or kernels found to be hacks.
 
 Only what was earned is computed anew. `weight` and `drop_reason` of a sample tell what its update did, and
-that stays as it was.
+that stays as it was: a sample that was left out keeps having no advantage, one that was trained keeps one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kpipe.domain.reward import reward
 from kpipe.domain.verdict import Outcome
 from kpipe.errors import UsageError
 from kpipe.store import runs, scores, training
-from kpipe.store.records import JudgedTurn, Run, Sample, SampleChange, TurnChange
-from kpipe.train.batch import score
+from kpipe.store.records import JudgedTurn, Run, Sample, SampleChange, TrainedSample, TurnChange
+from kpipe.train.batch import Scored, score
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,18 @@ def _samples(conn: Any, run: Run, changes: Sequence[TurnChange]) -> list[SampleC
     cfg = from_json(run.config).train
     out = []
     for step in training.committed(conn, run.id) if new else ():
-        before = {s.turn_id: (s.return_, s.advantage) for s in training.trained(conn, run.id, step.step)}
+        stored = {s.turn_id: s for s in training.trained(conn, run.id, step.step)}
         for s in score(_with_rewards(training.taken(conn, run.id, step.step), new), cfg):
-            turn, after = s.sample.turn_id, (s.return_, s.advantage)
-            if before[turn] != after:
-                out.append(SampleChange(run.id, step.step, turn, before[turn], after))
+            old = stored[s.sample.turn_id]
+            before, after = (old.return_, old.advantage), (s.return_, _advantage(s, old))
+            if before != after:
+                out.append(SampleChange(run.id, step.step, old.turn_id, before, after))
     return out
+
+
+def _advantage(new: Scored, old: TrainedSample) -> float | None:
+    """None for a sample that its update left out; 0 for a trained one that now has no spread to learn from."""
+    return None if old.drop_reason else new.advantage or 0.0
 
 
 def _with_rewards(groups: Sequence[Sequence[Sample]], new: Mapping[int, float | None]) -> list[list[Sample]]:
