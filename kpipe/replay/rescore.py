@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -29,11 +30,12 @@ def under_formula(db: Database, run_name: str, formula: str, *, apply: bool) -> 
 
     def write(conn: Any) -> Rescoring:
         found = scoring.under_formula(conn, run, formula, cfg)
-        scores.rescore(conn, formula, found.changes, found.samples)
-        runs.update_config(conn, run.id, {**run.config, "reward": cfg.model_dump(mode="json")})
+        _rescore(conn, found)
+        for changed in {r.id: r for r in (run, *found.runs)}.values():
+            runs.update_config(conn, changed.id, {**changed.config, "reward": cfg.model_dump(mode="json")})
         return found
 
-    with _no_trainer(run):
+    with _no_trainers(db.read(scoring.trained_on, [run])):
         return db.write(write)
 
 
@@ -45,13 +47,23 @@ def with_hacks(db: Database, what: str, *, apply: bool) -> Rescoring:
     def write(conn: Any) -> Rescoring:
         found = scoring.with_hacks(conn, what)
         scores.mark_hacks(conn, what, scores.kernels_meant(conn, what))
-        scores.rescore(conn, found.formula, found.changes, found.samples)
+        _rescore(conn, found)
         return found
 
-    with ExitStack() as trainers:
-        for run in db.read(runs.list_):
-            trainers.enter_context(_no_trainer(run))
+    with _no_trainers(db.read(runs.list_)):
         return db.write(write)
+
+
+def _rescore(conn: Any, found: Rescoring) -> None:
+    scores.rescore(conn, found.formula, found.changes, found.samples, [run.id for run in found.runs])
+
+
+@contextmanager
+def _no_trainers(of: Sequence[Run]) -> Iterator[None]:
+    with ExitStack() as trainers:
+        for run in of:
+            trainers.enter_context(_no_trainer(run))
+        yield
 
 
 def _no_trainer(run: Run) -> AbstractContextManager[None]:

@@ -26,7 +26,7 @@ from kpipe.replay.compare import (
     within,
 )
 from kpipe.replay.lookup import near_ids
-from kpipe.replay.scoring import rewarded
+from kpipe.replay.scoring import recomputed, rewarded
 from kpipe.store import events, policies, training
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion, Run, TrainStep
@@ -67,8 +67,7 @@ class Retraining:
         self.config: Config = from_json(run.config)
         self.versions = db.read(policies.list_, run.id)
         self.committed = {s.step: s for s in db.read(training.committed, run.id)}
-        lineage = db.read(events.details, "lineage", "run", run.id)
-        self.recomputed = any(d["rewards"] == "recomputed" for d in lineage)
+        self.recomputed = db.read(recomputed, run)
         self.steps = self._range(first, last)
         self.start = next(v for v in self.versions if v.step == self.steps[0] - 1)
         _check_start(self.start, self.versions, self.committed)
