@@ -137,6 +137,21 @@ def test_another_build_has_a_tolerance(url: str) -> None:
     assert not replay(url, 1, 1)[0].accepted
 
 
+def test_another_build_cannot_compare_a_pruned_checkpoint(url: str) -> None:
+    change(url, "UPDATE policy_version SET path = '/gone', digest = 'of another build' WHERE step = 1")
+    change(
+        url,
+        "UPDATE train_step SET metrics = json_set(metrics, '$.environment.cpu', 'OTHER',"
+        " '$.loss', json_extract(metrics, '$.loss') + 1e-6) WHERE step = 1",
+    )
+    (found,) = replay(url, 1, 1)
+    assert (found.accepted, found.compared, found.first.what) == (True, "metrics only", "metric loss")
+    said = kpipe("train", "--run", "filled", "--to", "1", "--db", url)
+    assert (said.exit_code, "metrics only" in said.output) == (0, True), said.output
+    change(url, "UPDATE train_step SET metrics = json_set(metrics, '$.loss', 5.0) WHERE step = 1")
+    assert not replay(url, 1, 1)[0].accepted
+
+
 def test_a_pruned_start_names_the_possible_ones(url: str) -> None:
     with pytest.raises(UsageError, match="Update 2 cannot be the first") as caught:
         replay(url, 2)
