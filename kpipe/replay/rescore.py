@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +15,10 @@ from kpipe.config import from_json
 from kpipe.replay import scoring
 from kpipe.replay.lookup import find_run
 from kpipe.replay.scoring import Rescoring
-from kpipe.store import runs, scores
+from kpipe.store import policies, runs, scores
 from kpipe.store.database import Database
-from kpipe.store.records import Run
-from kpipe.train.folder import CheckpointFolder
+from kpipe.store.records import PolicyVersion, Run
+from kpipe.train.folder import CheckpointFolder, is_checkpoint_of
 
 LARGEST = 10
 
@@ -35,7 +36,7 @@ def under_formula(db: Database, run_name: str, formula: str, *, apply: bool) -> 
             runs.update_config(conn, changed.id, {**changed.config, "reward": cfg.model_dump(mode="json")})
         return found
 
-    with _no_trainers(db.read(scoring.trained_on, [run])):
+    with _no_trainers(db, db.read(scoring.trained_on, [run])):
         return db.write(write)
 
 
@@ -50,7 +51,7 @@ def with_hacks(db: Database, what: str, *, apply: bool) -> Rescoring:
         _rescore(conn, found)
         return found
 
-    with _no_trainers(db.read(runs.list_)):
+    with _no_trainers(db, db.read(runs.list_)):
         return db.write(write)
 
 
@@ -59,17 +60,21 @@ def _rescore(conn: Any, found: Rescoring) -> None:
 
 
 @contextmanager
-def _no_trainers(of: Sequence[Run]) -> Iterator[None]:
+def _no_trainers(db: Database, of: Sequence[Run]) -> Iterator[None]:
+    """A trainer at work has read the old rewards and would commit them. Raises TrainError."""
     with ExitStack() as trainers:
         for run in of:
-            trainers.enter_context(_no_trainer(run))
+            folder = _folder(run, db.read(policies.latest, run.id))
+            if folder.root.is_dir():
+                trainers.enter_context(folder.locked())
         yield
 
 
-def _no_trainer(run: Run) -> AbstractContextManager[None]:
-    """A trainer at work has read the old rewards and would commit them. Raises TrainError."""
-    folder = CheckpointFolder(from_json(run.config).output_dir, run.name)
-    return folder.locked() if folder.root.is_dir() else ExitStack()  # type: ignore[return-value]
+def _folder(run: Run, newest: PolicyVersion | None) -> CheckpointFolder:
+    """Where its trainer writes: beside the newest checkpoint, for `output_dir` may be relative to elsewhere."""
+    if newest and is_checkpoint_of(Path(newest.path), run.name):
+        return CheckpointFolder(str(Path(newest.path).parent.parent), run.name)
+    return CheckpointFolder(from_json(run.config).output_dir, run.name)
 
 
 def print_report(found: Rescoring, *, applied: bool) -> None:

@@ -141,6 +141,7 @@ class World:
         groups: Sequence[Sequence[Sample]],
         stale: Sequence[int] = (),
         drop: Mapping[int, str] = MappingProxyType({}),
+        path: str | None = None,
         **metrics: float,
     ) -> PolicyVersion:
         """`drop` gives the reason for turns that the update did not learn from."""
@@ -153,7 +154,7 @@ class World:
             for group in groups
             for s in group
         ]
-        checkpoint = (f"/checkpoints/{step}", f"digest-{step}")
+        checkpoint = (path or f"/checkpoints/{step}", f"digest-{step}")
         return self.db.write(
             training.commit_step,
             self.run.id,

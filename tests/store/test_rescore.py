@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from store.store_world import GOOD, World
 
-from kpipe.errors import ConfigError, UsageError
+from kpipe.errors import ConfigError, TrainError, UsageError
 from kpipe.replay import rescore, scoring
 from kpipe.store import blobs, queue, training, verify
 from kpipe.store.records import SampleChange
+from kpipe.train.folder import CheckpointFolder
 
 Query = Callable[[str], list[tuple[Any, ...]]]
 REWARDS = ((1.0, 2.0), (0.5, 0.0))
@@ -145,6 +146,21 @@ def test_what_was_dropped_stays_dropped_and_what_was_trained_stays_trained(
     assert [s.advantage for s in samples] == advantages
     assert len({s.return_ for s in samples}) > 1
     world.db.read(verify.verify)
+
+
+def test_a_trainer_that_was_started_in_another_directory_is_seen(
+    trained: World, query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    folder = CheckpointFolder("kpipe-runs", "first")
+    folder.path(2).mkdir(parents=True)
+    trained.complete_group()
+    trained.commit(2, trained.take(1), path=str(folder.path(2)))
+    monkeypatch.chdir(elsewhere)
+    with folder.locked(), pytest.raises(TrainError, match="Another trainer"):
+        rescore.under_formula(trained.db, "first", "kevin", apply=True)
+    assert query("SELECT count(*) FROM event WHERE kind = 'rescored'") == [(0,)]
+    rescore.under_formula(trained.db, "first", "kevin", apply=True)
 
 
 def test_mistakes_are_sentences(trained: World) -> None:
