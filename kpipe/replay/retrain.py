@@ -142,7 +142,8 @@ class Retraining:
                 yield found
             kept = self.db.read(training.trained, self.run.id, stored.step)
             yield from sample_differences(kept, made.samples)
-            yield from metric_differences(stored.metrics, made.metrics)
+            same_names = stored.metrics.get("environment", {}).get("kpipe") == __version__
+            yield from metric_differences(stored.metrics, made.metrics, same_names=same_names)
             if compared == "tensors":
                 yield from _parameters(learner, version)
             elif compared == "digest" and (

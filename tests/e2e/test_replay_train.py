@@ -102,6 +102,13 @@ def test_a_changed_setting_is_named(url: str) -> None:
     assert "settings was" in different.why
 
 
+def test_a_metric_that_somebody_deleted_is_named(url: str) -> None:
+    change(url, "UPDATE train_step SET metrics = json_remove(metrics, '$.grad_norm') WHERE step = 1")
+    (different,) = replay(url)
+    assert (different.first.what, different.first.stored) == ("metric grad_norm", "missing")
+    assert (different.accepted, "train_step.metrics" in different.why) == (False, True)
+
+
 def test_another_discount_is_seen_in_the_returns(url: str) -> None:
     change(url, "UPDATE run SET config = json_set(config, '$.train.gamma', 0.9)")
     (different,) = replay(url)
