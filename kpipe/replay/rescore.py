@@ -30,6 +30,7 @@ def under_formula(db: Database, run_name: str, formula: str, *, apply: bool) -> 
         return db.read(scoring.under_formula, run, formula, cfg)
 
     def write(conn: Any) -> Rescoring:
+        runs.lock(conn, [run.id])
         found = scoring.under_formula(conn, run, formula, cfg)
         _rescore(conn, found)
         for changed in {r.id: r for r in (run, *found.runs)}.values():
@@ -46,6 +47,7 @@ def with_hacks(db: Database, what: str, *, apply: bool) -> Rescoring:
         return db.read(scoring.with_hacks, what)
 
     def write(conn: Any) -> Rescoring:
+        runs.lock(conn, [run.id for run in runs.list_(conn)])
         found = scoring.with_hacks(conn, what)
         scores.mark_hacks(conn, what, scores.kernels_meant(conn, what))
         _rescore(conn, found)

@@ -148,6 +148,7 @@ class WhatIf(Trainer):
 
     def wait_for_groups(self, step: int) -> list[list[Sample]]:
         """Those of the plan's next update; nobody has to be waited for."""
+        self.rescoring = self.db.read(training.last_rescoring)
         groups = self.db.read(training.taken, self.plan.source.id, self.plan.steps[step])
         if self.plan.problems:
             names = self.db.read(training.problem_names, self.plan.source.id)

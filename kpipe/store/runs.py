@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -43,6 +43,12 @@ def only(conn: sa.Connection) -> Run:
         names = ", ".join(r.name for r in found) or "none"
         raise StoreError(f"The database does not have exactly one run, but: {names}.", "Name one with --run.")
     return found[0]
+
+
+def lock(conn: sa.Connection, run_ids: Sequence[int]) -> None:
+    """Until the transaction ends, nobody else gets these; on SQLite a writer is alone anyhow."""
+    rows = sa.select(run.c.id).where(run.c.id.in_(run_ids)).order_by(run.c.id)
+    conn.execute(rows.with_for_update(key_share=True)).all()
 
 
 def update_config(conn: sa.Connection, run_id: int, config: Mapping[str, Any]) -> None:

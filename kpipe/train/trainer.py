@@ -98,6 +98,7 @@ class Trainer:
         self.stop = stop
         here = (socket.gethostname(), os.getpid(), config.train.device)
         self.worker = db.write(workers.register, "train", *here)
+        self.rescoring = 0
         self._last_beat = 0.0
 
     def run_to_end(self) -> None:
@@ -130,6 +131,7 @@ class Trainer:
         needed, oldest = self.config.collect.groups_per_step, self.config.collect.max_off_policy_steps
         while self.db.read(training.ready, self.run.id, step, oldest) < needed:
             self._pause("waiting for groups")
+        self.rescoring = self.db.read(training.last_rescoring)
         return self.db.read(training.take, self.run.id, step, oldest, needed)
 
     def _pause(self, reason: str) -> None:
@@ -185,6 +187,7 @@ class Trainer:
             metrics,
             made.samples,
             self.stale_groups(latest.step),
+            self.rescoring,
         )
         log.info(step_line(step, self.config.train.max_steps, metrics))
         self._prune(step)

@@ -142,6 +142,7 @@ class World:
         stale: Sequence[int] = (),
         drop: Mapping[int, str] = MappingProxyType({}),
         path: str | None = None,
+        rescoring: int | None = None,
         **metrics: float,
     ) -> PolicyVersion:
         """`drop` gives the reason for turns that the update did not learn from."""
@@ -165,4 +166,5 @@ class World:
             {"loss": 0.25 * step, **metrics},
             samples,
             stale,
+            rescoring,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from store.store_world import GOOD, World
 
-from kpipe.errors import ConfigError, TrainError, UsageError
+from kpipe.errors import ConfigError, StoreError, TrainError, UsageError
 from kpipe.replay import rescore, scoring
 from kpipe.store import blobs, queue, training, verify
 from kpipe.store.records import SampleChange
@@ -161,6 +161,17 @@ def test_a_trainer_that_was_started_in_another_directory_is_seen(
         rescore.under_formula(trained.db, "first", "kevin", apply=True)
     assert query("SELECT count(*) FROM event WHERE kind = 'rescored'") == [(0,)]
     rescore.under_formula(trained.db, "first", "kevin", apply=True)
+
+
+def test_an_update_of_the_old_rewards_is_not_committed(trained: World, query: Query) -> None:
+    """The trainer is on another machine: its lock cannot be seen."""
+    seen, groups = trained.db.read(training.last_rescoring), trained.take(1)
+    rescore.under_formula(trained.db, "first", "kevin", apply=True)
+    with pytest.raises(StoreError, match="changed rewards while update 2"):
+        trained.commit(2, groups, rescoring=seen)
+    assert query("SELECT count(*) FROM policy_version WHERE step = 2") == [(0,)]
+    seen, groups = trained.db.read(training.last_rescoring), trained.take(1)
+    trained.commit(2, groups, rescoring=seen)
 
 
 def test_mistakes_are_sentences(trained: World) -> None:
