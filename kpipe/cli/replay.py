@@ -169,7 +169,7 @@ def evaluate(
 ) -> None:
     """Build, check and time stored kernels again, and compare verdicts and speedups. Rewards stay as they are.
 
-    Exit code 1 when a verdict is another one than before.
+    Exit code 1 when a verdict is another one than before, or nothing could be judged.
 
     Example: kpipe replay evaluate --best --now
     """
@@ -188,7 +188,7 @@ def evaluate(
         _print_json(rejudge.as_json(pairs))
     else:
         rejudge.print_agreement(pairs)
-    raise typer.Exit(0 if all(pair.agree for pair in pairs) else 1)
+    raise typer.Exit(0 if rejudge.holds(pairs) else 1)
 
 
 @app.command()

@@ -28,6 +28,9 @@ _MEASURED = (
 )
 
 
+MISSING = "missing"
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """`size` is the largest absolute difference of numbers, and None where there are none to subtract."""
@@ -44,11 +47,19 @@ def value_difference(what: str, stored: Any, again: Any) -> Difference | None:
     return None if size == 0.0 else Difference(what, stored, again, size)
 
 
-def metric_differences(stored: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[Difference]:
-    """Of every metric that follows from the samples; seconds and memory do not. New metrics are skipped."""
-    common = {k for k in stored.keys() & again.keys() if not k.startswith(_MEASURED)}
-    for name in [*(n for n in FIRST if n in common), *sorted(common - set(FIRST))]:
-        if found := value_difference(f"metric {name}", stored[name], again[name]):
+def metric_differences(
+    stored: Mapping[str, Any], again: Mapping[str, Any], *, same_names: bool = True
+) -> Iterator[Difference]:
+    """Of every metric that follows from the samples; seconds and memory do not.
+
+    Versions of kpipe differ in their metrics: without `same_names` those that only one side has are skipped.
+    """
+    both = stored.keys() | again.keys() if same_names else stored.keys() & again.keys()
+    names = {k for k in both if not k.startswith(_MEASURED)}
+    for name in [*(n for n in FIRST if n in names), *sorted(names - set(FIRST))]:
+        if name not in stored or name not in again:
+            yield Difference(f"metric {name}", stored.get(name, MISSING), again.get(name, MISSING), None)
+        elif found := value_difference(f"metric {name}", stored[name], again[name]):
             yield found
 
 
@@ -70,7 +81,7 @@ def tensor_differences(stored: Mapping[str, Tensor], again: Mapping[str, Tensor]
     """Of parameters by name, in their order; the values are those where the two are farthest apart."""
     for name in [*stored, *(n for n in again if n not in stored)]:
         if name not in stored or name not in again or stored[name].shape != again[name].shape:
-            left, right = (list(s[name].shape) if name in s else "missing" for s in (stored, again))
+            left, right = (list(s[name].shape) if name in s else MISSING for s in (stored, again))
             yield Difference(f"tensor {name}", left, right, None)
             continue
         if found := _farthest_values(stored[name], again[name]):
@@ -145,6 +156,8 @@ def _kind(found: Difference) -> str:
         return "what the trainer read is not what is stored now (token ids, log-probs, rewards or order)"
     if found.what.partition(" ")[0] in ("return", "advantage", "drop_reason", "turn"):
         return "the same samples are scored in another way (train.gamma, advantage, scale_rewards, group_by)"
+    if found.what.startswith("metric ") and MISSING in (found.stored, found.again):
+        return "the update and its replay have other metrics (train_step.metrics)"
     if found.what == "metric learning_rate":
         return "train.learning_rate or train.warmup_steps is not what the update used"
     return "the same samples gave other numbers"

@@ -15,6 +15,7 @@ from rich.table import Table
 from kpipe.config import from_json
 from kpipe.domain.harness import HARNESS, device_kind
 from kpipe.domain.near import near
+from kpipe.domain.verdict import Outcome
 from kpipe.errors import UsageError
 from kpipe.replay.lookup import near_ids
 from kpipe.store import rounds
@@ -33,6 +34,11 @@ class Pair:
 
     before: JudgedKernel
     after: JudgedKernel
+
+    @property
+    def judged(self) -> bool:
+        """False when the machine failed on either side: that says nothing about the kernel."""
+        return not {self.before.outcome, self.after.outcome} & {None, Outcome.INFRA.value}
 
     @property
     def agree(self) -> bool:
@@ -147,18 +153,33 @@ def print_agreement(pairs: Sequence[Pair]) -> None:
     table = Table("problem", "kernel", "was", "is", "speedup was", "is", "ratio", "", box=None)
     for p in pairs:
         ratio = "" if p.ratio is None else f"{p.ratio:.2f}"
-        note = "ANOTHER VERDICT" if not p.agree else "drifted" if p.drifted else ""
+        note = _note(p)
         row = (p.before.problem, p.before.kernel_sha[:8], p.before.outcome or "", p.after.outcome or "")
         table.add_row(*row, _interval(p.before), _interval(p.after), ratio, note)
     console.print(table)
     console.print(summary(pairs), soft_wrap=True)
 
 
+def _note(p: Pair) -> str:
+    if not p.judged:
+        return "not judged"
+    return "ANOTHER VERDICT" if not p.agree else "drifted" if p.drifted else ""
+
+
+def holds(pairs: Sequence[Pair]) -> bool:
+    """True when something was judged again, and every verdict is the same."""
+    judged = [p for p in pairs if p.judged]
+    return bool(judged) and all(p.agree for p in judged)
+
+
 def summary(pairs: Sequence[Pair]) -> str:
-    ratios = [p.ratio for p in pairs if p.agree and p.ratio is not None]
-    sentence = f"{sum(p.agree for p in pairs)} of {len(pairs)} verdicts agree"
+    judged = [p for p in pairs if p.judged]
+    ratios = [p.ratio for p in judged if p.agree and p.ratio is not None]
+    sentence = f"{sum(p.agree for p in judged)} of {len(judged)} verdicts agree"
+    if len(judged) < len(pairs):
+        sentence += f", {len(pairs) - len(judged)} could not be judged (infra)"
     if ratios:
-        drifted = sum(p.drifted for p in pairs if p.agree)
+        drifted = sum(p.drifted for p in judged if p.agree)
         sentence += f"; median ratio of speedups {median(ratios):.3f}, {drifted} of {len(ratios)} drifted"
     return f"{sentence}."
 
@@ -168,6 +189,7 @@ def as_json(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
         {
             "before": asdict(p.before),
             "after": asdict(p.after),
+            "judged": p.judged,
             "agree": p.agree,
             "ratio": p.ratio,
             "overlap": p.overlap,

@@ -35,7 +35,7 @@ def print_retrained(done: Sequence[Replayed]) -> None:
     table = Table("update", "reward", "loss", "grad norm", "parameters", "result", box=None)
     for r in done:
         numbers = (_number(r.again.get(name)) for name in ("reward_mean", "loss", "grad_norm"))
-        table.add_row(str(r.step), *numbers, f"by {r.compared}", _result(r))
+        table.add_row(str(r.step), *numbers, _parameters(r), _result(r))
     console.print(table)
     console.print(_summary(done), soft_wrap=True)
 
@@ -103,6 +103,10 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else _number(value)
 
 
+def _parameters(r: Replayed) -> str:
+    return r.compared if r.compared == "metrics only" else f"by {r.compared}"
+
+
 def _result(r: Replayed) -> str:
     if r.first is None:
         return "equal"
@@ -112,7 +116,11 @@ def _result(r: Replayed) -> str:
 def _summary(done: Sequence[Replayed]) -> str:
     found = next((r for r in done if r.first), None)
     if found is None or found.first is None:
-        return f"All {len(done)} updates came out equal, bit for bit."
+        blind = sum(r.compared == "metrics only" for r in done)
+        unseen = (
+            f" The parameters of {blind} are pruned, and were made elsewhere: metrics only." if blind else ""
+        )
+        return f"All {len(done)} updates came out equal, bit for bit.{unseen}"
     d = found.first
     size = "" if d.size is None else f", a difference of {d.size:.3g}"
     start = "First difference" if not found.accepted else "Rounding only; first"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,10 +15,10 @@ from kpipe.config import from_json
 from kpipe.replay import scoring
 from kpipe.replay.lookup import find_run
 from kpipe.replay.scoring import Rescoring
-from kpipe.store import runs, scores
+from kpipe.store import policies, runs, scores
 from kpipe.store.database import Database
-from kpipe.store.records import Run
-from kpipe.train.folder import CheckpointFolder
+from kpipe.store.records import PolicyVersion, Run
+from kpipe.train.folder import CheckpointFolder, is_checkpoint_of
 
 LARGEST = 10
 
@@ -28,12 +30,14 @@ def under_formula(db: Database, run_name: str, formula: str, *, apply: bool) -> 
         return db.read(scoring.under_formula, run, formula, cfg)
 
     def write(conn: Any) -> Rescoring:
+        runs.lock(conn, [run.id])
         found = scoring.under_formula(conn, run, formula, cfg)
-        scores.rescore(conn, formula, found.changes, found.samples)
-        runs.update_config(conn, run.id, {**run.config, "reward": cfg.model_dump(mode="json")})
+        _rescore(conn, found)
+        for changed in {r.id: r for r in (run, *found.runs)}.values():
+            runs.update_config(conn, changed.id, {**changed.config, "reward": cfg.model_dump(mode="json")})
         return found
 
-    with _no_trainer(run):
+    with _no_trainers(db, db.read(scoring.trained_on, [run])):
         return db.write(write)
 
 
@@ -43,21 +47,36 @@ def with_hacks(db: Database, what: str, *, apply: bool) -> Rescoring:
         return db.read(scoring.with_hacks, what)
 
     def write(conn: Any) -> Rescoring:
+        runs.lock(conn, [run.id for run in runs.list_(conn)])
         found = scoring.with_hacks(conn, what)
         scores.mark_hacks(conn, what, scores.kernels_meant(conn, what))
-        scores.rescore(conn, found.formula, found.changes, found.samples)
+        _rescore(conn, found)
         return found
 
-    with ExitStack() as trainers:
-        for run in db.read(runs.list_):
-            trainers.enter_context(_no_trainer(run))
+    with _no_trainers(db, db.read(runs.list_)):
         return db.write(write)
 
 
-def _no_trainer(run: Run) -> AbstractContextManager[None]:
+def _rescore(conn: Any, found: Rescoring) -> None:
+    scores.rescore(conn, found.formula, found.changes, found.samples, [run.id for run in found.runs])
+
+
+@contextmanager
+def _no_trainers(db: Database, of: Sequence[Run]) -> Iterator[None]:
     """A trainer at work has read the old rewards and would commit them. Raises TrainError."""
-    folder = CheckpointFolder(from_json(run.config).output_dir, run.name)
-    return folder.locked() if folder.root.is_dir() else ExitStack()  # type: ignore[return-value]
+    with ExitStack() as trainers:
+        for run in of:
+            folder = _folder(run, db.read(policies.latest, run.id))
+            if folder.root.is_dir():
+                trainers.enter_context(folder.locked())
+        yield
+
+
+def _folder(run: Run, newest: PolicyVersion | None) -> CheckpointFolder:
+    """Where its trainer writes: beside the newest checkpoint, for `output_dir` may be relative to elsewhere."""
+    if newest and is_checkpoint_of(Path(newest.path), run.name):
+        return CheckpointFolder(str(Path(newest.path).parent.parent), run.name)
+    return CheckpointFolder(from_json(run.config).output_dir, run.name)
 
 
 def print_report(found: Rescoring, *, applied: bool) -> None:

@@ -25,7 +25,7 @@ from kpipe.replay.compare import (
     within,
 )
 from kpipe.replay.lookup import near_ids
-from kpipe.replay.scoring import rewarded
+from kpipe.replay.scoring import recomputed, rewarded
 from kpipe.store import events, policies, training
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion, Run, TrainStep
@@ -45,7 +45,8 @@ class Replayed:
     """One update, twice. `first` is its first difference, None when all is equal bit for bit.
 
     `accepted` is True when no difference exceeds `tolerance`. `compared` says what stood for the
-    parameters: 'tensors' of the stored checkpoint, or its 'digest' where it has been pruned.
+    parameters: 'tensors' of the stored checkpoint, or its 'digest' where it has been pruned. A digest says
+    nothing about rounding, so that in another environment it is 'metrics only'.
     """
 
     step: int
@@ -66,8 +67,7 @@ class Retraining:
         self.config: Config = from_json(run.config)
         self.versions = db.read(policies.list_, run.id)
         self.committed = {s.step: s for s in db.read(training.committed, run.id)}
-        lineage = db.read(events.details, "lineage", "run", run.id)
-        self.recomputed = any(d["rewards"] == "recomputed" for d in lineage)
+        self.recomputed = db.read(recomputed, run)
         self.steps = self._range(first, last)
         self.start = next(v for v in self.versions if v.step == self.steps[0] - 1)
         _check_start(self.start, self.versions, self.committed)
@@ -115,9 +115,9 @@ class Retraining:
             step=stored.step,
             watch=Stopwatch(learner.device),
         )
-        compared, differences = self._differences(learner, stored, made)
-        first = next(differences, None)
         tolerance = 0.0 if then is not None and not changes(then, now) else TOLERANCE
+        compared, differences = self._differences(learner, stored, made, tolerance)
+        first = next(differences, None)
         accepted = first is None or (
             within(first, tolerance) and all(within(d, tolerance) for d in differences)
         )
@@ -130,28 +130,31 @@ class Retraining:
             torch.set_num_threads(threads)
 
     def _differences(
-        self, learner: Learner, stored: TrainStep, made: Made
+        self, learner: Learner, stored: TrainStep, made: Made, tolerance: float
     ) -> tuple[str, Iterator[Difference]]:
         version = next(v for v in self.versions if v.step == stored.step)
         intact = checkpoint.weights_damage(version) is None
+        compared = "tensors" if intact else "metrics only" if tolerance else "digest"
 
         def all_() -> Iterator[Difference]:
             if found := value_difference("batch hash", stored.batch_hash, made.batch_hash):
                 yield found
             kept = self.db.read(training.trained, self.run.id, stored.step)
             yield from sample_differences(kept, made.samples)
-            yield from metric_differences(stored.metrics, made.metrics)
-            if intact:
+            same_names = stored.metrics.get("environment", {}).get("kpipe") == __version__
+            yield from metric_differences(stored.metrics, made.metrics, same_names=same_names)
+            if compared == "tensors":
                 yield from _parameters(learner, version)
-            elif found := value_difference("parameter digest", version.digest, self._digest(learner, stored)):
+            elif compared == "digest" and (
+                found := value_difference("parameter digest", version.digest, self._digest(learner, stored))
+            ):
                 yield found
 
-        return "tensors" if intact else "digest", all_()
+        return compared, all_()
 
     def _digest(self, learner: Learner, stored: TrainStep) -> str:
-        """Of the checkpoint that the trainer would write now, in the words of the versions of then."""
-        then = stored.metrics.get("environment", {"kpipe": __version__, "torch": torch.__version__})
-        state = TrainerState(stored.step, self.run.seed, then["kpipe"], then["torch"])
+        """Of the checkpoint that the trainer would write now; its files name kpipe and torch."""
+        state = TrainerState(stored.step, self.run.seed, __version__, torch.__version__)
         with tempfile.TemporaryDirectory() as folder:
             checkpoint.write(Path(folder), learner, Path(self.start.path), state)
             return digest(folder)

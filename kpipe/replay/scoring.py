@@ -1,7 +1,7 @@
 """Rewards, returns and advantages again: stored verdicts under another formula, or kernels found to be hacks.
 
 Only what was earned is computed anew. `weight` and `drop_reason` of a sample tell what its update did, and
-that stays as it was.
+that stays as it was: a sample that was left out keeps having no advantage, one that was trained keeps one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from kpipe.config import RewardConfig, from_json, load, presets
@@ -18,19 +19,26 @@ from kpipe.domain.near import near
 from kpipe.domain.reward import reward
 from kpipe.domain.verdict import Outcome
 from kpipe.errors import UsageError
-from kpipe.store import runs, scores, training
-from kpipe.store.records import JudgedTurn, Run, Sample, SampleChange, TurnChange
-from kpipe.train.batch import score
+from kpipe.store import belongings, events, runs, scores, training
+from kpipe.store.records import JudgedTurn, Run, Sample, SampleChange, TrainedSample, TurnChange
+from kpipe.train.batch import Scored, score
+
+LINEAGE = "lineage"
+STORED, RECOMPUTED = "stored", "recomputed"
 
 
 @dataclass(frozen=True, slots=True)
 class Rescoring:
-    """`judged` are all settled turns that were looked at; `changes` and `samples` what becomes different."""
+    """`judged` are all settled turns that were looked at; `changes` and `samples` what becomes different.
+
+    `runs` are those that played or trained a changed turn; a what-if run has trained turns of its source.
+    """
 
     formula: str
     judged: Sequence[JudgedTurn]
     changes: Sequence[TurnChange]
     samples: Sequence[SampleChange]
+    runs: Sequence[Run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,19 @@ def under_formula(conn: Any, run: Run, name: str, cfg: RewardConfig) -> Rescorin
             "Such rewards cannot be computed again yet: table turn_sample has the samples.",
         )
     changes = [c for turn in judged if (c := _change(turn, turn.outcome, cfg)) is not None]
-    return Rescoring(name, judged, changes, _samples(conn, run, changes))
+    learners = [r for r in trained_on(conn, [run]) if r.id == run.id or not recomputed(conn, r)]
+    return _found(conn, name, judged, changes, learners)
+
+
+def trained_on(conn: Any, played: Sequence[Run]) -> list[Run]:
+    """These runs, and those that were trained on their turns, oldest first."""
+    wanted = {r.id for r in played}.union(*(belongings.users(conn, r.id) for r in played))
+    return [r for r in runs.list_(conn) if r.id in wanted]
+
+
+def recomputed(conn: Any, run: Run) -> bool:
+    """True for a what-if run whose rewards are not those that its turns have stored."""
+    return any(d["rewards"] == RECOMPUTED for d in events.details(conn, LINEAGE, "run", run.id))
 
 
 def with_hacks(conn: Any, what: str) -> Rescoring:
@@ -90,14 +110,21 @@ def with_hacks(conn: Any, what: str) -> Rescoring:
         hack = turn.kernel_sha in kernels and scores.may_be_hack(turn.outcome)
         if hack and (change := _change(turn, Outcome.HACK.value, formulas[turn.run_id])):
             by_run[turn.run_id].append(change)
-    samples = [s for run in all_runs if run.id in by_run for s in _samples(conn, run, by_run[run.id])]
-    return Rescoring(f"hack: {what}", judged, [c for found in by_run.values() for c in found], samples)
+    changes = [c for found in by_run.values() for c in found]
+    learners = trained_on(conn, [run for run in all_runs if run.id in by_run])
+    return _found(conn, f"hack: {what}", judged, changes, learners)
 
 
-def rewarded(conn: Any, groups: Sequence[Sequence[Sample]], cfg: RewardConfig) -> list[list[Sample]]:
-    """The samples with the rewards that `cfg` gives to their stored outcomes."""
+def rewarded(
+    conn: Any,
+    groups: Sequence[Sequence[Sample]],
+    cfg: RewardConfig,
+    outcomes: Mapping[int, str] = MappingProxyType({}),
+) -> list[list[Sample]]:
+    """The samples with the rewards that `cfg` gives to their outcomes: stored, or by turn in `outcomes`."""
     judged = scores.judged_groups(conn, [group[0].group_id for group in groups])
-    return _with_rewards(groups, {turn.id: _reward(turn, turn.outcome, cfg) for turn in judged})
+    new = {turn.id: _reward(turn, outcomes.get(turn.id, turn.outcome), cfg) for turn in judged}
+    return _with_rewards(groups, new)
 
 
 def means(found: Rescoring) -> list[ProblemMeans]:
@@ -142,18 +169,42 @@ def _reward(turn: JudgedTurn, outcome: str | None, cfg: RewardConfig) -> float |
     return None if outcome is None else reward(Outcome(outcome), turn.speedup, turn.speedup_low, cfg)
 
 
-def _samples(conn: Any, run: Run, changes: Sequence[TurnChange]) -> list[SampleChange]:
-    """Returns and advantages of every committed update, scored as the run's trainer scores."""
-    new: dict[int, float | None] = {c.turn.id: c.reward for c in changes}
-    cfg = from_json(run.config).train
+def _found(
+    conn: Any, name: str, judged: Sequence[JudgedTurn], changes: Sequence[TurnChange], learners: Sequence[Run]
+) -> Rescoring:
+    """What the changes do to every update of `learners` that looked at such a turn."""
+    changed, samples = {c.turn.id: c for c in changes}, list[SampleChange]()
+    touched = {c.turn.run_id for c in changes}
+    for run in learners if changes else ():
+        for step in training.committed(conn, run.id):
+            stored = {s.turn_id: s for s in training.trained(conn, run.id, step.step)}
+            if not changed.keys().isdisjoint(stored):
+                touched.add(run.id)
+                samples += _samples(conn, run, step.step, stored, changed)
+    return Rescoring(name, judged, changes, samples, [r for r in learners if r.id in touched])
+
+
+def _samples(
+    conn: Any, run: Run, step: int, stored: Mapping[int, TrainedSample], changed: Mapping[int, TurnChange]
+) -> list[SampleChange]:
+    """Returns and advantages of an update, scored as the run's trainer scores."""
+    cfg, groups = from_json(run.config), training.taken(conn, run.id, step)
+    if recomputed(conn, run):
+        groups = rewarded(conn, groups, cfg.reward, {i: c.outcome for i, c in changed.items()})
+    else:
+        groups = _with_rewards(groups, {i: c.reward for i, c in changed.items()})
     out = []
-    for step in training.committed(conn, run.id) if new else ():
-        before = {s.turn_id: (s.return_, s.advantage) for s in training.trained(conn, run.id, step.step)}
-        for s in score(_with_rewards(training.taken(conn, run.id, step.step), new), cfg):
-            turn, after = s.sample.turn_id, (s.return_, s.advantage)
-            if before[turn] != after:
-                out.append(SampleChange(run.id, step.step, turn, before[turn], after))
+    for s in score(groups, cfg.train):
+        old = stored[s.sample.turn_id]
+        before, after = (old.return_, old.advantage), (s.return_, _advantage(s, old))
+        if before != after:
+            out.append(SampleChange(run.id, step, old.turn_id, before, after))
     return out
+
+
+def _advantage(new: Scored, old: TrainedSample) -> float | None:
+    """None for a sample that its update left out; 0 for a trained one that now has no spread to learn from."""
+    return None if old.drop_reason else new.advantage or 0.0
 
 
 def _with_rewards(groups: Sequence[Sequence[Sample]], new: Mapping[int, float | None]) -> list[list[Sample]]:

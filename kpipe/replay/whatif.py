@@ -24,16 +24,13 @@ from kpipe.errors import UsageError
 from kpipe.policy.files import checkpoint_files, ensure_directory
 from kpipe.policy.owner import claim, refuse_taken
 from kpipe.replay.lookup import near_ids
-from kpipe.replay.scoring import rewarded
+from kpipe.replay.scoring import LINEAGE, RECOMPUTED, STORED, recomputed, rewarded
 from kpipe.store import events, policies, runs, training
 from kpipe.store.database import Database
 from kpipe.store.records import PolicyVersion, Run, Sample, TrainStep
 from kpipe.train import checkpoint
 from kpipe.train.folder import CheckpointFolder
 from kpipe.train.trainer import Trainer, stop_on_signals
-
-LINEAGE = "lineage"
-STORED, RECOMPUTED = "stored", "recomputed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ def make_plan(
             f"The checkpoint before update {chosen[0]} of run {source.name!r} is gone.",
             "Leave --from out to start with the base policy.",
         )
-    same = config.reward == from_json(source.config).reward and not _recomputed(db, source)
+    same = config.reward == from_json(source.config).reward and not db.read(recomputed, source)
     config = config.model_copy(update={"train": config.train.model_copy(update={"max_steps": len(steps)})})
     return Plan(source, version, steps, sorted(problems), config, STORED if same else RECOMPUTED)
 
@@ -156,6 +153,7 @@ class WhatIf(Trainer):
 
     def wait_for_groups(self, step: int) -> list[list[Sample]]:
         """Those of the plan's next update; nobody has to be waited for."""
+        self.rescoring = self.db.read(training.last_rescoring)
         groups = self.db.read(training.taken, self.plan.source.id, self.plan.steps[step])
         if self.plan.problems:
             names = self.db.read(training.problem_names, self.plan.source.id)
@@ -187,11 +185,6 @@ def _copy(version: PolicyVersion, path: Path) -> str:
                 shutil.copyfile(file, partial / file.name)
 
     return ensure_directory(path, f"{version.path} {version.digest}", build)
-
-
-def _recomputed(db: Database, run: Run) -> bool:
-    """True for a run whose rewards are not those that its turns have stored."""
-    return any(d["rewards"] == RECOMPUTED for d in db.read(events.details, LINEAGE, "run", run.id))
 
 
 def _plain(value: Any) -> Any:

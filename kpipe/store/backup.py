@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from contextlib import closing
 from pathlib import Path
 
@@ -26,12 +27,11 @@ def backup(db: Database, target: Path) -> int:
         raise StoreError(f"{target} exists already.", "Name a new file; nothing is ever overwritten.")
     if not target.parent.is_dir():
         raise StoreError(f"The directory {target.parent} does not exist.", f"mkdir -p {target.parent}")
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    unfinished.unlink(missing_ok=True)
+    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
         with explained(str(target)):
             _copy(db.path, unfinished)
-        os.link(unfinished, target)
+        _publish(unfinished, target)
     except FileExistsError:
         raise StoreError(
             f"{target} exists already.", "Name a new file; nothing is ever overwritten."
@@ -39,6 +39,17 @@ def backup(db: Database, target: Path) -> int:
     finally:
         unfinished.unlink(missing_ok=True)
     return target.stat().st_size
+
+
+def _publish(unfinished: Path, target: Path) -> None:
+    """Give the file its name, unless there is one of that name. Raises FileExistsError."""
+    try:
+        os.link(unfinished, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: take the name first, then fill it
+        target.touch(exist_ok=False)
+        unfinished.replace(target)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,6 +27,16 @@ def log(
         "detail": dict(detail or {}),
     }
     conn.execute(event.insert(), row)
+
+
+def newest(conn: sa.Connection, kind: str, subject: str, subject_ids: Sequence[int] | None = None) -> int:
+    """Id of the newest such event, of these subjects or of any; 0 when there is none."""
+    same = [event.c.kind == kind, event.c.subject == subject]
+    if subject_ids is not None:
+        same.append(event.c.subject_id.in_(subject_ids))
+    return int(
+        conn.execute(sa.select(sa.func.coalesce(sa.func.max(event.c.id), 0)).where(*same)).scalar_one()
+    )
 
 
 def details(conn: sa.Connection, kind: str, subject: str, subject_id: int) -> list[dict[str, Any]]:

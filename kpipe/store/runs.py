@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -51,6 +51,12 @@ def identity(conn: sa.Connection, run_id: int) -> str:
     """Its name and when it was made: the same in every copy of the database, and in no other."""
     name, made = conn.execute(sa.select(run.c.name, run.c.created_at).where(run.c.id == run_id)).one()
     return f"{name}, made {plain(made)!s}"
+
+
+def lock(conn: sa.Connection, run_ids: Sequence[int]) -> None:
+    """Until the transaction ends, nobody else gets these; on SQLite a writer is alone anyhow."""
+    rows = sa.select(run.c.id).where(run.c.id.in_(run_ids)).order_by(run.c.id)
+    conn.execute(rows.with_for_update(key_share=True)).all()
 
 
 def update_config(conn: sa.Connection, run_id: int, config: Mapping[str, Any]) -> None:

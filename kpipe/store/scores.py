@@ -79,9 +79,16 @@ def kernels_meant(conn: sa.Connection, what: str) -> set[str]:
 
 
 def rescore(
-    conn: sa.Connection, formula: str, changes: Sequence[TurnChange], samples: Sequence[SampleChange]
+    conn: sa.Connection,
+    formula: str,
+    changes: Sequence[TurnChange],
+    samples: Sequence[SampleChange],
+    run_ids: Sequence[int],
 ) -> None:
-    """Replace outcomes, rewards, returns and advantages; events 'rescored' of each run keep the old values."""
+    """Replace outcomes, rewards, returns and advantages; events 'rescored' of each run keep the old values.
+
+    `run_ids` are the runs that played or trained one of these turns.
+    """
     for c in changes:
         conn.execute(turn.update().where(turn.c.id == c.turn.id).values(outcome=c.outcome, reward=c.reward))
     key = (train_sample.c.run_id == sa.bindparam("run"), train_sample.c.turn_id == sa.bindparam("turn"))
@@ -95,7 +102,7 @@ def rescore(
     ]
     if new:
         conn.execute(train_sample.update().where(*key).values(values), new)
-    for run_id in sorted({c.turn.run_id for c in changes}):
+    for run_id in sorted(run_ids):
         _keep_old(conn, run_id, formula, changes, samples)
 
 
@@ -137,7 +144,7 @@ def _keep_old(
         if c.turn.run_id == run_id
     ]
     trained = [[s.turn_id, list(s.before), list(s.after)] for s in samples if s.run_id == run_id]
-    for i in range(0, max(len(turns), len(trained)), PER_EVENT):
+    for i in range(0, max(len(turns), len(trained), 1), PER_EVENT):
         part = slice(i, i + PER_EVENT)
         detail = {"formula": formula, "turns": turns[part], "samples": trained[part]}
         events.log(conn, "rescored", "run", run_id, "replay", detail)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from kpipe.errors import StoreError
-from kpipe.store import events, policies
+from kpipe.store import events, policies, runs
 from kpipe.store.models import (
     policy_version,
     problem,
@@ -91,11 +91,14 @@ def commit_step(
     samples: Sequence[TrainedSample],
     stale_groups: Sequence[int] = (),
     alarms: Mapping[str, str] = MappingProxyType({}),
+    rescoring: int | None = None,
 ) -> PolicyVersion:
     """Everything that update `step` changed, at once: the step, what became of each sample, the new version.
 
     `checkpoint` is (path, digest) and must lie in its final place. Turns of `stale_groups` are consumed as
-    dropped. `alarms` go into the journal, sentence by name. Raises StoreError unless the step is the next one and its turns are new.
+    dropped. `alarms` go into the journal, sentence by name. `rescoring` is `last_rescoring` of before the
+    groups were taken; None does not ask. Raises StoreError unless the step is the next one, its turns are new
+    and their rewards are still the same.
     """
     newest = policies.latest(conn, run_id)
     if newest is None or newest.step != step - 1:
@@ -114,11 +117,36 @@ def commit_step(
             f"Update {step} would train turns that an earlier update has consumed.",
             "Take new groups and make the update again.",
         ) from None
+    if rescoring is not None and _rescored_after(conn, rescoring, run_id, step):
+        raise StoreError(
+            f"`kpipe replay score --apply` has changed rewards while update {step} was made of the old ones.",
+            "Start the trainer again: it makes the update of the new ones.",
+        )
     detail = {"samples": len(samples), "stale_groups": list(stale_groups), "policy": version_id}
     events.log(conn, "step_committed", "run", run_id, "train", {"step": step, **detail})
     for name, message in alarms.items():
         events.log(conn, ALARM, "run", run_id, "train", {"step": step, "alarm": name, "message": message})
     return PolicyVersion(version_id, run_id, step, path, digest)
+
+
+def last_rescoring(conn: sa.Connection) -> int:
+    """What `commit_step` has to know to see a later one."""
+    return events.newest(conn, "rescored", "run")
+
+
+def _rescored_after(conn: sa.Connection, last: int, run_id: int, step: int) -> bool:
+    """Were the turns of this update given other rewards after that? Nobody can do it until we are done."""
+    played = (
+        sa.select(rollout_group.c.run_id)
+        .join_from(train_sample, turn, train_sample.c.turn_id == turn.c.id)
+        .join(trajectory)
+        .join(rollout_group)
+        .where(train_sample.c.run_id == run_id, train_sample.c.step == step)
+        .distinct()
+    )
+    owners = list(conn.execute(played).scalars())
+    runs.lock(conn, owners)
+    return events.newest(conn, "rescored", "run", owners) > last
 
 
 def steps(conn: sa.Connection, run_id: int) -> list[tuple[int, dict[str, Any]]]:

@@ -105,6 +105,7 @@ class Trainer:
         here = (socket.gethostname(), os.getpid(), config.train.device)
         self.worker = db.write(workers.register, "train", *here)
         self.check_tokenizer = TokenizerCheck()
+        self.rescoring = 0
         self._last_beat = 0.0
 
     def run_to_end(self) -> None:
@@ -140,6 +141,7 @@ class Trainer:
         needed, oldest = self.config.collect.groups_per_step, self.config.collect.max_off_policy_steps
         while self.db.read(training.ready, self.run.id, step, oldest) < needed:
             self._pause("waiting for groups")
+        self.rescoring = self.db.read(training.last_rescoring)
         return self.db.read(training.take, self.run.id, step, oldest, needed)
 
     def _pause(self, reason: str) -> None:
@@ -202,6 +204,7 @@ class Trainer:
             made.samples,
             self.stale_groups(latest.step),
             raised,
+            self.rescoring,
         )
         log.info(step_line(step, self.config.train.max_steps, metrics))
         for message in raised.values():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from typer.testing import CliRunner, Result
 from kpipe.cli.app import app
 from kpipe.config import Config
 from kpipe.domain.problem import Problem
+from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.errors import UsageError
 from kpipe.evaluate import worker
-from kpipe.store import catalog, policies, rollouts, rounds, runs, verdicts
+from kpipe.store import catalog, policies, queue, rollouts, rounds, runs, verdicts, workers
 from kpipe.store.database import Database
 from kpipe.store.records import SuggestedTurn, TokenRecord
 
@@ -89,6 +92,30 @@ def test_another_verdict_fails(url: str) -> None:
             db.write(lambda conn: conn.exec_driver_sql(undo))
     assert result.exit_code == 1
     assert "1 of 2 verdicts agree" in result.output
+
+
+def test_a_fault_of_the_machine_is_counted_apart(url: str) -> None:
+    """The worker has no luck with the second kernel."""
+    with Database.open(url) as db, ThreadPoolExecutor(1) as thread:
+        worked = thread.submit(report_two, db)
+        arguments = ["replay", "evaluate", "--run", "judged", "--problem", "silu", "--db", url]
+        result = CliRunner().invoke(app, arguments)
+        worked.result()
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 verdicts agree, 1 could not be judged (infra)" in result.output
+    assert "ANOTHER VERDICT" not in result.output
+
+
+def report_two(db: Database) -> None:
+    number = db.write(workers.register, "evaluate", "host", 1, "cpu")
+    reported = 0
+    while reported < len(NAMES):
+        for job in db.write(queue.claim, number, "cpu", 100.0):
+            good = job.kernel == source("correct")
+            verdict = Verdict(Outcome.CORRECT, 1.0, 2.0, 2.0, 1.9, 2.1) if good else Verdict(Outcome.INFRA)
+            db.write(queue.report, job.id, job.lease, verdict)
+            reported += 1
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,13 @@ def test_a_changed_setting_is_named(url: str) -> None:
     assert "settings was" in different.why
 
 
+def test_a_metric_that_somebody_deleted_is_named(url: str) -> None:
+    change(url, "UPDATE train_step SET metrics = json_remove(metrics, '$.grad_norm') WHERE step = 1")
+    (different,) = replay(url)
+    assert (different.first.what, different.first.stored) == ("metric grad_norm", "missing")
+    assert (different.accepted, "train_step.metrics" in different.why) == (False, True)
+
+
 def test_another_discount_is_seen_in_the_returns(url: str) -> None:
     change(url, "UPDATE run SET config = json_set(config, '$.train.gamma', 0.9)")
     (different,) = replay(url)
@@ -133,6 +140,21 @@ def test_another_build_has_a_tolerance(url: str) -> None:
     assert first.accepted
     assert first.first.what == "metric loss"
     assert "torch was 1.0" in first.why
+    change(url, "UPDATE train_step SET metrics = json_set(metrics, '$.loss', 5.0) WHERE step = 1")
+    assert not replay(url, 1, 1)[0].accepted
+
+
+def test_another_build_cannot_compare_a_pruned_checkpoint(url: str) -> None:
+    change(url, "UPDATE policy_version SET path = '/gone', digest = 'of another build' WHERE step = 1")
+    change(
+        url,
+        "UPDATE train_step SET metrics = json_set(metrics, '$.environment.cpu', 'OTHER',"
+        " '$.loss', json_extract(metrics, '$.loss') + 1e-6) WHERE step = 1",
+    )
+    (found,) = replay(url, 1, 1)
+    assert (found.accepted, found.compared, found.first.what) == (True, "metrics only", "metric loss")
+    said = kpipe("train", "--run", "filled", "--to", "1", "--db", url)
+    assert (said.exit_code, "metrics only" in said.output) == (0, True), said.output
     change(url, "UPDATE train_step SET metrics = json_set(metrics, '$.loss', 5.0) WHERE step = 1")
     assert not replay(url, 1, 1)[0].accepted
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +12,18 @@ from typer.testing import CliRunner, Result
 from unit.train.filling import GROUPS_PER_STEP, fill, small_config, start
 
 from kpipe.cli.app import app
+from kpipe.config import from_json
 from kpipe.domain.problem import Problem
 from kpipe.domain.verdict import Outcome, Verdict
 from kpipe.errors import ConfigError, UsageError
 from kpipe.policy.files import digest
+from kpipe.replay import rescore, scoring
 from kpipe.replay.lookup import find_run
 from kpipe.replay.retrain import Retraining
 from kpipe.store import blobs, catalog, events, policies, queue, training, verify, workers
 from kpipe.store.database import Database
 from kpipe.train import trainer
+from kpipe.train.batch import score
 
 STEPS = 3
 
@@ -148,6 +153,48 @@ def test_the_database_stays_without_contradictions(url: str) -> None:
         for name, query in verify.invariants().items():
             found = db.read(lambda conn, query=query: list(conn.exec_driver_sql(query)))
             assert found == [], name
+
+
+def test_rescoring_the_source_reaches_the_runs_that_learned_from_it(url: str, tmp_path: Path) -> None:
+    shutil.copy(url.removeprefix("sqlite:///"), tmp_path / "kpipe.db")
+    url = f"sqlite:///{tmp_path / 'kpipe.db'}"
+    assert what_if(url, "--to", "1", "--set", "train.learning_rate=0.0005", into="learned").exit_code == 0
+    assert what_if(url, "--to", "1", "--reward", "kevin", into="own-formula").exit_code == 0
+
+    with Database.open(url) as db:
+        rescore.under_formula(db, "filled", "kevin", apply=True)
+        source, learned = (
+            {s.turn_id: (s.return_, s.advantage) for s in db.read(training.trained, find_run(db, name).id, 1)}
+            for name in ("filled", "learned")
+        )
+        db.read(verify.verify)
+    assert learned == source
+    assert "changed rewards (kevin)" in why(url, "learned")
+    assert replayed(url, "own-formula") == [None]  # it never used the stored rewards
+
+    kernel = (
+        "SELECT kernel_sha FROM turn JOIN train_sample s ON s.turn_id = turn.id"
+        " WHERE s.run_id = 1 AND step = 1 AND outcome = 'correct'"
+    )
+    with Database.open(url) as db:
+        (sha, *_) = db.read(lambda conn: list(conn.exec_driver_sql(kernel).scalars()))
+        found = rescore.with_hacks(db, sha, apply=True)
+        db.read(verify.verify)
+    assert {"filled", "learned", "own-formula"} <= {run.name for run in found.runs}
+    assert f"changed rewards (hack: {sha})" in why(url, "own-formula")
+    with Database.open(url) as db:
+        own = find_run(db, "own-formula")
+        groups = db.read(scoring.rewarded, db.read(training.taken, own.id, 1), from_json(own.config).reward)
+        again = {s.sample.turn_id: s.return_ for s in score(groups, from_json(own.config).train)}
+        assert {s.turn_id: s.return_ for s in db.read(training.trained, own.id, 1)} == again
+
+
+def why(url: str, name: str) -> str:
+    """What a replay says about the first update, which differs."""
+    with Database.open(url) as db:
+        (different,) = Retraining(db, find_run(db, name), 1, 1).run_all()
+    assert not different.accepted
+    return different.why
 
 
 @pytest.mark.parametrize(

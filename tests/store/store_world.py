@@ -141,6 +141,8 @@ class World:
         groups: Sequence[Sequence[Sample]],
         stale: Sequence[int] = (),
         drop: Mapping[int, str] = MappingProxyType({}),
+        path: str | None = None,
+        rescoring: int | None = None,
         **metrics: float,
     ) -> PolicyVersion:
         """`drop` gives the reason for turns that the update did not learn from."""
@@ -153,7 +155,7 @@ class World:
             for group in groups
             for s in group
         ]
-        checkpoint = (f"/checkpoints/{step}", f"digest-{step}")
+        checkpoint = (path or f"/checkpoints/{step}", f"digest-{step}")
         return self.db.write(
             training.commit_step,
             self.run.id,
@@ -164,4 +166,5 @@ class World:
             {"loss": 0.25 * step, **metrics},
             samples,
             stale,
+            rescoring,
         )

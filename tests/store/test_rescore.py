@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from store.store_world import GOOD, World
 
-from kpipe.errors import ConfigError, UsageError
+from kpipe.errors import ConfigError, StoreError, TrainError, UsageError
 from kpipe.replay import rescore, scoring
 from kpipe.store import blobs, queue, training, verify
 from kpipe.store.records import SampleChange
+from kpipe.train.folder import CheckpointFolder
 
 Query = Callable[[str], list[tuple[Any, ...]]]
 REWARDS = ((1.0, 2.0), (0.5, 0.0))
@@ -57,7 +58,7 @@ def test_applied_and_the_old_values_kept(trained: World, query: Query) -> None:
     assert rewards == [(pytest.approx(2.3),)] * 7
     samples = trained.db.read(training.trained, trained.run.id, 1)
     assert [s.return_ for s in samples] == pytest.approx([2.3 + 0.4 * 2.3, 2.3] * 2)
-    assert [(s.advantage, s.weight, s.drop_reason) for s in samples] == [(None, 1.0, None)] * 4
+    assert [(s.advantage, s.weight, s.drop_reason) for s in samples] == [(0.0, 1.0, None)] * 4
     ((detail,),) = query("SELECT detail FROM event WHERE kind = 'rescored'")
     detail = json.loads(detail) if isinstance(detail, str) else detail
     assert detail["formula"] == "kevin"
@@ -119,6 +120,58 @@ def test_the_database_stays_without_contradictions(trained: World) -> None:
     invariants = verify.invariants()
     outcomes = invariants["turns with another outcome than their evaluation"]
     assert trained.db.read(lambda conn: list(conn.exec_driver_sql(outcomes))) == []
+
+
+@pytest.mark.parametrize(
+    ("rewards", "drop", "advantages"),
+    [
+        (((1.0, 2.0), (0.5, 0.0)), {}, [0.0] * 4),  # trained, and now without any spread
+        (
+            ((2.3, 2.3), (2.3, 2.3)),
+            dict.fromkeys(range(1, 5), "zero_spread"),
+            [None] * 4,
+        ),  # now with a spread
+    ],
+)
+def test_what_was_dropped_stays_dropped_and_what_was_trained_stays_trained(
+    world: World, rewards: Any, drop: dict[int, str], advantages: list[float | None]
+) -> None:
+    world.complete_group(rewards)
+    world.commit(1, world.take(0), drop=drop)
+    if drop:
+        rescore.with_hacks(world.db, blobs.digest("kernel of turn 2"), apply=True)
+    else:
+        rescore.under_formula(world.db, "first", "kevin", apply=True)
+    samples = world.db.read(training.trained, world.run.id, 1)
+    assert [s.advantage for s in samples] == advantages
+    assert len({s.return_ for s in samples}) > 1
+    world.db.read(verify.verify)
+
+
+def test_a_trainer_that_was_started_in_another_directory_is_seen(
+    trained: World, query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    folder = CheckpointFolder("kpipe-runs", "first")
+    folder.path(2).mkdir(parents=True)
+    trained.complete_group()
+    trained.commit(2, trained.take(1), path=str(folder.path(2)))
+    monkeypatch.chdir(elsewhere)
+    with folder.locked(), pytest.raises(TrainError, match="Another trainer"):
+        rescore.under_formula(trained.db, "first", "kevin", apply=True)
+    assert query("SELECT count(*) FROM event WHERE kind = 'rescored'") == [(0,)]
+    rescore.under_formula(trained.db, "first", "kevin", apply=True)
+
+
+def test_an_update_of_the_old_rewards_is_not_committed(trained: World, query: Query) -> None:
+    """The trainer is on another machine: its lock cannot be seen."""
+    seen, groups = trained.db.read(training.last_rescoring), trained.take(1)
+    rescore.under_formula(trained.db, "first", "kevin", apply=True)
+    with pytest.raises(StoreError, match="changed rewards while update 2"):
+        trained.commit(2, groups, rescoring=seen)
+    assert query("SELECT count(*) FROM policy_version WHERE step = 2") == [(0,)]
+    seen, groups = trained.db.read(training.last_rescoring), trained.take(1)
+    trained.commit(2, groups, rescoring=seen)
 
 
 def test_mistakes_are_sentences(trained: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,31 @@ def test_a_backup_overwrites_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         backup.backup(db, tmp_path / "no" / "copy.db")
     db.close()
+
+
+def test_two_backups_to_the_same_file_do_not_share_a_draft(tmp_path: Path) -> None:
+    with Database.open(f"sqlite:///{tmp_path / 'kpipe.db'}", create=True) as db:
+        other = tmp_path / "copy.db.unfinished"
+        other.write_text("what another backup has so far")
+        backup.backup(db, tmp_path / "copy.db")
+    assert other.read_text() == "what another backup has so far"
+
+
+def test_a_backup_to_a_file_system_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAT, some network shares: link() fails there. No test can mount one."""
+
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", link)
+    copy = tmp_path / "copy.db"
+    with Database.open(f"sqlite:///{tmp_path / 'kpipe.db'}", create=True) as db:
+        assert backup.backup(db, copy) == copy.stat().st_size
+    with Database.open(f"sqlite:///{copy}") as restored:
+        restored.read(verify)
+    assert sorted(p.name for p in tmp_path.iterdir() if "unfinished" in p.name) == []
 
 
 @only_postgres

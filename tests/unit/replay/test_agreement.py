@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpipe.replay.rejudge import Pair, spread, summary
+from kpipe.replay.rejudge import Pair, holds, spread, summary
 from kpipe.store.records import JudgedKernel
 
 
@@ -39,6 +39,20 @@ def test_the_summary_counts() -> None:
     ]
     assert summary(pairs) == "2 of 3 verdicts agree; median ratio of speedups 1.250, 1 of 2 drifted."
     assert summary(pairs[2:]) == "0 of 1 verdicts agree."
+
+
+def test_a_fault_of_the_machine_is_no_other_verdict() -> None:
+    same, other = Pair(judged(2.0), judged(2.0)), Pair(judged(2.0), judged(None, outcome="crash"))
+    faults = [
+        Pair(judged(2.0), judged(None, outcome="infra")),
+        Pair(judged(None, outcome="infra"), judged(2.0)),
+    ]
+    assert summary([same, *faults]) == (
+        "1 of 1 verdicts agree, 2 could not be judged (infra); median ratio of speedups 1.000, 0 of 1 drifted."
+    )
+    assert holds([same, *faults])
+    assert not holds([same, other, *faults])
+    assert not holds(faults)
 
 
 def test_a_sample_is_the_same_every_time() -> None:

@@ -62,7 +62,9 @@ def test_metrics_that_are_measured_are_left_out_and_important_ones_come_first() 
         "loss": 0.6,
     }
     del again["old"]
-    assert [d.what for d in metric_differences(stored, again)] == ["metric loss", "metric clip"]
+    other_version = metric_differences(stored, again, same_names=False)
+    assert [d.what for d in other_version] == ["metric loss", "metric clip"]
+    assert Difference("metric old", 1, "missing", None) in list(metric_differences(stored, again))
 
 
 def test_samples_are_compared_by_turn() -> None:
