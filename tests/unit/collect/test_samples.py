@@ -92,10 +92,13 @@ class Bench:
 
     async def _judge(self) -> None:
         while True:
-            for job in await self.db.awrite(queue.claim, self.world.worker, DEVICE, 60.0, 8):
-                verdict = self.verdicts.get(job.kernel, GOOD)
-                await self.db.awrite(queue.report, job.id, job.lease, verdict)
+            await self.db.awrite(self._judge_all)
             await asyncio.sleep(0.005)
+
+    def _judge_all(self, conn: sa.Connection) -> None:
+        """In one transaction: no job stays claimed when the test is over in between."""
+        for job in queue.claim(conn, self.world.worker, DEVICE, 60.0, 8):
+            queue.report(conn, job.id, job.lease, self.verdicts.get(job.kernel, GOOD))
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return self.db.read(lambda conn: [tuple(row) for row in conn.execute(sa.text(query))])
@@ -177,7 +180,7 @@ async def test_a_killed_collector_asks_only_for_what_is_missing(bench: MakeBench
     server.plan = [says(code_reply(kernel(0))), says(code_reply(kernel(1))), never]
     group, (member,) = b.world.open_group(1)
     playing = asyncio.create_task(b.play(group, member))
-    while b.rows("SELECT count(*) FROM turn_sample") != [(2,)]:  # noqa: ASYNC110
+    while server.plan or b.rows("SELECT count(*) FROM turn_sample") != [(2,)]:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     playing.cancel()
     await asyncio.gather(playing, return_exceptions=True)
