@@ -25,8 +25,8 @@ _MEASURED = (
     "mfu",
     "peak_memory_mib",
     "environment",
+    "alarms",  # the trainer's judgement, with the updates before this one in view
 )
-
 
 MISSING = "missing"
 
