@@ -166,5 +166,5 @@ class World:
             {"loss": 0.25 * step, **metrics},
             samples,
             stale,
-            rescoring,
+            rescoring=rescoring,
         )
