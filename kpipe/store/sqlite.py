@@ -75,6 +75,10 @@ class Gate:
             os.close(self._file)
 
 
+HEADER_BYTES = 100
+"""Of every SQLite file that is not empty."""
+
+
 def inspect_file(path: Path, *, create: bool) -> None:
     """Refuse a place where a database cannot live, before anything is made there. Raises StoreError."""
     if not path.parent.is_dir():
@@ -106,6 +110,10 @@ def _inspect_content(path: Path) -> None:
         raise StoreError(
             f"{path} cannot be read and written by this user.", "Check its owner and permissions."
         )
+    if (
+        0 < path.stat().st_size < HEADER_BYTES
+    ):  # SQLite takes the shortest for empty, and would write over them
+        raise _no_database(path)
     # Never by opening the file ourselves: closing it would drop the locks that SQLite holds on it for other
     # connections of this process, and another process would then delete the log that they still write to.
     with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=0)) as raw:
@@ -113,9 +121,13 @@ def _inspect_content(path: Path) -> None:
             raw.execute("PRAGMA schema_version")
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
-                raise StoreError(
-                    f"{path} is not a kpipe database: it is no SQLite file.", "Give another path with --db."
-                ) from None
+                raise _no_database(path) from None
+
+
+def _no_database(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is not a kpipe database: it is no SQLite file.", "Give another path with --db."
+    )
 
 
 def _may(path: Path, what: int) -> bool:
