@@ -23,7 +23,7 @@ def kpipe(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_add_list_show(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "relu.py").write_text(GOOD)
-    assert "1 problems added to suite 'mine'" in kpipe("add", "mine", cwd=tmp_path).stdout
+    assert "1 problem added to suite 'mine'" in kpipe("add", "mine", cwd=tmp_path).stdout
     assert (
         "0 problems added to suite 'mine', 1 were there already" in kpipe("add", "mine", cwd=tmp_path).stdout
     )
